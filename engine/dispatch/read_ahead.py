@@ -108,7 +108,7 @@ class ReadAhead:
             while heap and heap[0][1] not in self._later:
                 heapq.heappop(heap)
         times = [now.until(self._due_heap[0][0])] if self._due_heap else []
-        times += [max(self._retry_heap[0][0], self._retries_from_ns)] if self._retry_heap else []
+        times += [self._next_retry_ns] if self._retry_heap else []
         if self.horizon_ns is not None:
             times.append(now.until(self.horizon_ns))
         return min(times, default=None)
@@ -212,7 +212,7 @@ class ReadAhead:
         """Make the entries ready that have come due, or may be tried again."""
         while self._due_heap and self._due_heap[0][0] <= now.server_ns:
             self._promote(*heapq.heappop(self._due_heap)[1:], now)
-        if self._retry_heap and max(self._retry_heap[0][0], self._retries_from_ns) <= now.mono_ns:
+        if self._retry_heap and self._next_retry_ns <= now.mono_ns:
             self._promote_missed(now)
 
     def knows(self, entry: Entry, before: tuple[int, int] | None = None) -> bool:
@@ -317,10 +317,23 @@ class ReadAhead:
         self._retries_most = self._retries_left = tried
         self._retries_from_ns = now.mono_ns + took_ns * missed // tried
 
+    @property
+    def _next_retry_ns(self) -> int:
+        """When the next entry that was missed may become ready. Without others there is nothing to leave
+        time to: the claim that missed it may have hung for long."""
+        retry_ns = self._retry_heap[0][0]
+        return retry_ns if self._has_retries_alone else max(retry_ns, self._retries_from_ns)
+
+    @property
+    def _has_retries_alone(self) -> bool:
+        """Whether nothing is ready, and no entry that was missed is being claimed. What is due may be of
+        groups without a place."""
+        return not self._retrying and not self.ready
+
     def _promote_missed(self, now: Instant) -> None:
         """Make entries ready that were missed, and may be tried again."""
-        if not self.ready and not self._retrying:
-            self._retries_left = self._retries_most  # Those before may be of groups without a place.
+        if self._has_retries_alone:
+            self._retries_left = self._retries_most
         while self._retries_left > len(self._retrying):
             if not self._retry_heap or self._retry_heap[0][0] > now.mono_ns:
                 break

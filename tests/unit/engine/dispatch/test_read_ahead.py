@@ -99,8 +99,16 @@ def test_missed_rows_pause_for_as_long_as_the_claim_took_and_leave_that_time_to_
     made = locked_window(2, took_ns)
     made.promote_due(at(99 + took_ns))
     assert made.next_ns(at(99 + took_ns)) == 100 + took_ns
-    assert keys(made.take(2)) == [7, 8]
     made.promote_due(at(100 + took_ns))
+    assert keys(made.take(9)) == [1, 2, 7, 8]
+
+
+def test_missed_rows_without_others_do_not_pause_for_as_long_as_the_claim_took() -> None:
+    """It may have hung for long."""
+    made = locked_window(2, 20 * RETRY_MIN_NS)
+    assert keys(made.take(2)) == [7, 8]
+    assert made.next_ns(at(100)) == 100 + RETRY_MIN_NS
+    made.promote_due(at(100 + RETRY_MIN_NS))
     assert keys(made.take(9)) == [1, 2]
 
 
