@@ -811,10 +811,11 @@ class TestRoster:
         slot = one.roster(self.QUEUES).value.slot
         other = two.roster(self.QUEUES).value.slot or 0
         one._roster._connection.abort()  # type: ignore[union-attr]
+        eventually(lambda: not two.roster(self.QUEUES).value.others)  # The server has noticed.
         with contextlib.suppress(StoreError):
             one.roster(self.QUEUES)
         both = Roster(slot, frozenset({other}), dict.fromkeys(self.QUEUES, (other,)))
-        eventually(lambda: one.roster(self.QUEUES).value == both)
+        eventually(lambda: slot in two.roster(self.QUEUES).value.others and one.roster(self.QUEUES).value == both)
 
     def test_a_proxy_beyond_the_number_of_slots_has_none(self, server: EmbeddedServer, flavour: Flavour) -> None:
         address = BackendAddress(server.host, server.port, "root")
