@@ -332,11 +332,11 @@ class ReadAhead:
 
     def _promote_missed(self, now: Instant) -> None:
         """Make entries ready that were missed, and may be tried again."""
-        if self._has_retries_alone:
-            self._retries_left = self._retries_most
-        while self._retries_left > len(self._retrying):
-            if not self._retry_heap or self._retry_heap[0][0] > now.mono_ns:
-                break
+        while self._retry_heap and self._retry_heap[0][0] <= now.mono_ns:
+            if self._retries_left <= len(self._retrying):
+                if not self._has_retries_alone:
+                    break
+                self._retries_left = self._retries_most
             _, key, epoch = heapq.heappop(self._retry_heap)
             self._promote(key, epoch, now)
             self._retries_left -= key in self._ready
