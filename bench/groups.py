@@ -1,13 +1,14 @@
 """What message groups, their limits, strict order, semaphores and batches cost: the same messages are drained from a
 queue without any of it and with it.
 
-    .venv/bin/python -m bench.groups [--messages N] [--rounds N] [--server mysql|mariadb]
+    .venv/bin/python -m bench.groups [--messages N] [--rounds N] [--server mysql|mariadb] [--variant NAME]…
 
 For each server: messages a second, and µs of CPU a message of the proxy and of the server. The messages of a
 group are one after the other (the worst order: the front shows few groups). The ratio is that of the CPU of
-proxy and server together: without groups by with them. The variants take turns, so that a busy machine slows
-all of them. `GROUP_LIMIT`, `GROUP_RATE` and the capacities of semaphores are high enough to be never reached. The last
-message of each batch is its follow-up.
+proxy and server together: that of the first variant by that of this one. The first is the queue without groups,
+unless `--variant` names others. The variants take turns, so that a busy machine slows all of them. `GROUP_LIMIT`,
+`GROUP_RATE` and the capacities of semaphores are high enough to be never reached. The last message of each batch
+is its follow-up.
 """
 
 from __future__ import annotations
@@ -138,21 +139,23 @@ def main() -> None:
     parser.add_argument("--consumers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--server", choices=["mysql", "mariadb"], action="append")
+    parser.add_argument("--variant", choices=[variant.name for variant in VARIANTS], action="append")
     chosen = parser.parse_args()
+    variants = [variant for variant in VARIANTS if chosen.variant is None or variant.name in chosen.variant]
     flavours: list[Flavour] = chosen.server or ["mysql", "mariadb"]
     for flavour in flavours:
         with tempfile.TemporaryDirectory() as folder:
             server = new_server(flavour, Path(folder) / "server", durable=True)
             server.start()
-            found: dict[Variant, list[tuple[float, float, float]]] = {variant: [] for variant in VARIANTS}
+            found: dict[Variant, list[tuple[float, float, float]]] = {variant: [] for variant in variants}
             try:
                 for turn in range(chosen.rounds):
-                    for number, variant in enumerate(VARIANTS):
+                    for number, variant in enumerate(variants):
                         log = Path(folder) / f"{turn}-{number}.log"
                         found[variant].append(drain(server, log, variant, chosen.messages, chosen.consumers))
             finally:
                 server.stop(timeout_s=30)
-        without = sum(median(figures) for figures in zip(*(run[1:] for run in found[VARIANTS[0]]), strict=True))
+        without = sum(median(figures) for figures in zip(*(run[1:] for run in found[variants[0]]), strict=True))
         for variant, runs in found.items():
             rate, proxy_us, server_us = (median(figures) for figures in zip(*runs, strict=True))
             print(

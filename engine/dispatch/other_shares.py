@@ -194,10 +194,11 @@ class OtherShares:
         self.note_duration(now.mono_ns - self._begun_ns, now)
         if self.share is None:
             return OtherAnswer([], [])
-        due = [entry for entry in result.entries if entry.due_ns <= now.server_ns and not is_known(entry)]
+        shown = [entry for entry in result.entries if entry.due_ns <= now.server_ns]
+        due = [entry for entry in shown if not is_known(entry)]
         before, self._waiting = self._waiting, {}
         found = {entry.key for entry in due}
-        reach = place_of(due[-1]) if due and result.more else None
+        reach = place_of(shown[-1]) if shown and result.more else None
         absent = []
         for key, known in before.items():
             if reach is not None and known.place > reach and len(self._waiting) < self._limits.window_max:

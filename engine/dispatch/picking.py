@@ -36,7 +36,7 @@ class Picking:
                 picked[entry.key] = group, entry
             else:
                 parts.in_flight.note_unused(entry.group)
-                group.scans.buffer.forget_misses((entry.key,))
+                group.scans.buffer.forget_misses((entry.key,))  # No claim of it will be answered.
         parts.capacity.use(len(picked))
         return picked
 

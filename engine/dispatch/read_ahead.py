@@ -4,10 +4,11 @@ A scan of the whole index (`replace_with`) replaces the buffer. A scan that bega
 (`extend_with`) adds to it. An entry is *ready* when it is due on the server's clock, and *later*
 until then. A claim may miss a row that looked due, because the row is locked or another proxy
 claimed it first. Such a row is tried again after a pause (monotonic clock) that doubles each time.
-A long transaction of a consumer therefore costs a few attempts, and not a busy loop. No more missed
-rows are ready than one claim takes, and after a claim that misses some, the next ones pause for as
-long as these took it. So half of the time is left to the others, however many are locked and however
-slow the server is.
+A long transaction of a consumer therefore costs a few attempts, and not a busy loop.
+
+Missed rows become ready again a claim's worth at a time. After a claim that misses rows, they pause
+for the part of its duration that these took, if others are ready. So half of the time is left to the
+others, however many rows are locked and however slow the server is.
 
 In a queue with groups, the ready entries are in the order of turns (`Order`), and a scan that
 shows that more is due leaves the entries that it did not reach: other scans have found these.
@@ -260,10 +261,6 @@ class ReadAhead:
         self._note_retries(run)
         return run
 
-    def _note_retries(self, taken: Iterable[Entry]) -> None:
-        if self._missed:
-            self._retrying.update(entry.key for entry in taken if entry.key in self._missed)
-
     def upcoming(self, count: int) -> list[Key]:
         """Some of the messages that are ready, nearly always the next ones."""
         return list(islice(self._ready, count))
@@ -317,17 +314,22 @@ class ReadAhead:
         self._retries_most = self._retries_left = tried
         self._retries_from_ns = now.mono_ns + took_ns * missed // tried
 
+    def _note_retries(self, taken: Iterable[Entry]) -> None:
+        """These entries were taken. Those that were missed before are being tried again."""
+        if self._missed:
+            self._retrying.update(entry.key for entry in taken if entry.key in self._missed)
+
     @property
     def _next_retry_ns(self) -> int:
-        """When the next entry that was missed may become ready. Without others there is nothing to leave
-        time to: the claim that missed it may have hung for long."""
+        """When the next entry that was missed may become ready (monotonic). If nothing else is ready, it
+        does not pause for others: the claim that missed it may have hung for minutes."""
         retry_ns = self._retry_heap[0][0]
         return retry_ns if self._has_retries_alone else max(retry_ns, self._retries_from_ns)
 
     @property
     def _has_retries_alone(self) -> bool:
-        """Whether nothing is ready, and no entry that was missed is being claimed. What is due may be of
-        groups without a place."""
+        """Whether nothing may be claimed, and no entry that was missed is being claimed. Due entries of
+        groups without a place may be there."""
         return not self._retrying and not self.ready
 
     def _promote_missed(self, now: Instant) -> None:

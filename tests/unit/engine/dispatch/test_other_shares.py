@@ -277,7 +277,7 @@ def test_locked_messages_at_the_front_keep_none_behind_them_however_slow_the_dat
 
 
 def test_a_scan_that_reads_less_than_the_one_before_shows_no_progress_of_others() -> None:
-    """What it has not read may be there still: it is waited for no longer."""
+    """What it has not read may still be there, and keeps its place in the wait."""
     others, entries = OtherShares(Limits()), tuple(Entry(key, 0, 0, 0) for key in OTHERS)
 
     def scanned(shown: int, after_ns: int) -> list[Entry]:
@@ -290,3 +290,17 @@ def test_a_scan_that_reads_less_than_the_one_before_shows_no_progress_of_others(
     assert scanned(len(entries), GRACE_NS) == []
     assert scanned(5, 3 * GRACE_NS) == list(entries[:5])
     assert scanned(len(entries), 3 * GRACE_NS + 1) == list(entries[5:])
+
+
+def test_what_a_scan_has_passed_and_not_shown_was_taken_by_others_though_the_last_ones_are_known_here() -> None:
+    others, entries = OtherShares(Limits()), [Entry(key, 0, 0, 0) for key in OTHERS[:6]]
+
+    def scanned(shown: list[Entry], after_ns: int) -> list[Entry]:
+        now, known = Instant(after_ns, NS_PER_S), entries[3]
+        others.start_scan(now)
+        result = ScanResult(tuple(shown), more=len(shown) < len(entries), horizon_ns=None)
+        return others.scan_answered(result, now, lambda entry: entry == known, 100, 100, busy=False).free
+
+    others.set_share(HALF, Instant(0, NS_PER_S))
+    scanned(entries, GRACE_NS)
+    assert scanned([entries[0], entries[1], entries[3]], 3 * GRACE_NS) == [entries[1]]  # As many as were taken stay.
