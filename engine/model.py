@@ -327,6 +327,8 @@ class SettleColumns:
     reason: ReasonColumn | None = None
     by_primary_key: bool = False
     """Whether ids are found by the primary key."""
+    ack_mark: int = 0
+    """The last three digits of time_acked, which is a time in µs otherwise: the slot of this proxy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -192,7 +192,7 @@ class Engine:
 
         Raises UnusableQueue, StoreError.
         """
-        return await self._queues.to_settle(table)
+        return replace(await self._queues.to_settle(table), ack_mark=self.slot)
 
     async def inspect(self, table: TableId, *, fresh: bool = False) -> QueueTable | BrokenTable | None:
         """The table as a queue, or its problems; None if it is not marked.
@@ -480,6 +480,11 @@ class Engine:
         return [self._runners[table].queue for table in self._followed_until_s]
 
     # Other proxies.
+
+    @property
+    def slot(self) -> int:
+        """This proxy's slot on the server; 0: it has none."""
+        return self._roster.found.slot or 0
 
     @property
     def roster(self) -> Roster:

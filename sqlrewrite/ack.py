@@ -59,8 +59,12 @@ from sqlrewrite.values import number
 NOW = b"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 """The server's time in nanoseconds."""
 
-ACKNOWLEDGED = b"time_acked = %b, time_next = NULL" % NOW
-"""What an acknowledgement sets: its time, and no next delivery."""
+
+def acknowledged(mark: int) -> bytes:
+    """What an acknowledgement sets: its time, in µs and with `mark` as the last three digits, and no next
+    delivery."""
+    return b"time_acked = %b%b, time_next = NULL" % (NOW, b" + %d" % mark if mark else b"")
+
 
 DELAY_MAX_S: Final = 36_525 * 86_400
 """A hundred years: further ahead, the time in nanoseconds nears the end of a BIGINT."""
@@ -164,19 +168,24 @@ class SettleStatement:
         return isinstance(self.delay_s, Param) + isinstance(self.reason, Param)
 
     def update(
-        self, lease: LeaseColumn | None = None, reason: ReasonColumns | None = None, *, by_primary_key: bool = False
+        self,
+        lease: LeaseColumn | None = None,
+        reason: ReasonColumns | None = None,
+        *,
+        by_primary_key: bool = False,
+        ack_mark: int = 0,
     ) -> bytes:
         """The UPDATE to run in its place: one affected row per message. `lease`: the table's lease
         column; `reason`: its columns for the reason, required if there is one. `by_primary_key`:
         whether ids are found by the primary key, which the UPDATE then uses if it names ids. The
         server may take it for a small table while its statistics are old, and reads and locks all
         rows or all that are due, so claims would pass over them. A temporary table that hides the
-        queue then needs a primary key, too.
+        queue then needs a primary key, too. `ack_mark`: of an ACK, as in `acknowledged`.
 
         Its parameters are the statement's, except that the last `moved_params` come first.
         """
         if self.verb is Verb.ACK:
-            changes, guard = ACKNOWLEDGED, b"time_acked IS NULL"
+            changes, guard = acknowledged(ack_mark), b"time_acked IS NULL"
         else:
             changes = b"time_next = %b + %b" % (NOW, self._delay_ns())
             if self.verb is Verb.EXTEND and lease is not None:  # The lease keeps the mark of its proxy.

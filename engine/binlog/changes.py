@@ -9,8 +9,9 @@ The engine's own changes are not among them (engine.binlog.event_filter). Each c
 comes with the delivery that its row showed *before*: it shows whether the change was made before or
 after a claim of the engine's.
 
-What other proxies claim, and the acknowledgements of what they hold, are left out where they do not
-matter here (`LeaseFilter`). Otherwise each proxy would spend the same time on every message.
+The acknowledgements of its own clients, what other proxies claim, and the acknowledgements of what
+these hold, are left out where they do not matter here (`ChangeFilter`). Otherwise each proxy would
+spend the same time on every message.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from engine.binlog.row_image import ABSENT, ColumnType, Field, RowReader, Value, is_signed, key_reader
@@ -29,33 +30,53 @@ QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
 _EPOCH_AT, _DUE_AT, _ACKED_AT, _LEASE_AT = 2, 3, 4, 5
 
 Row = tuple[Any, ...]
-"""The values of QUEUE_COLUMNS, and with a LeaseFilter of the lease column, in an image of a row, each a
+"""The values of QUEUE_COLUMNS, and with a ChangeFilter's lease column of that one, in an image of a row, each a
 `Value`. All but the id are integers."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseFilter:
-    """Leaves out claims, and the acknowledgements of messages that other proxies hold.
+class ChangeFilter:
+    """Leaves out what a proxy knows or does not need: acknowledgements that its own clients have made
+    through it, claims of other proxies, and the acknowledgements of messages that others hold.
+
+    The answer to an acknowledgement has shown the engine what it did. If that answer was lost, its lease ends
+    by a lookup or at its deadline, as without the binary log.
 
     A message that another proxy has claimed is not due here before its wait is over, and a scan finds
     it then. A key that was read ahead and claimed elsewhere costs one key of a claim in vain.
     """
 
-    column: str
-    """The lease column. A claim writes the new time_next into it again, with the slot of its proxy."""
+    column: str | None
+    """The lease column. A claim writes the new time_next into it again, with the slot of its proxy. None:
+    what other proxies do is not left out."""
     slots: frozenset[int]
     """The slots of the proxies that get the changes: what they hold is not left out."""
+    own_slot: int = 0
+    """The slot that ends the time_acked of acknowledgements through the proxy that gets the changes. 0:
+    these are not left out. An application that writes time_acked itself, with nanoseconds, writes these
+    three digits once in a thousand times. Then the lease ends as if the answer was lost."""
 
     def is_claim(self, before: Row, after: Row) -> bool:
         """Whether this change of a row is a claim. All rows of an event are changed by one statement."""
+        if self.column is None:
+            return False
         lease, epoch = after[_LEASE_AT], before[_EPOCH_AT]
         if not isinstance(lease, int) or not isinstance(epoch, int):
             return False
         claimed = lease % SLOTS != 0 and lease == after[_DUE_AT] and lease != before[_LEASE_AT]
         return claimed and after[_EPOCH_AT] == epoch + 1 and after[_ACKED_AT] is None
 
+    def is_own_ack(self, before: Row, after: Row) -> bool:
+        """Whether this change of a row is an acknowledgement through the proxy that gets the changes."""
+        acked = after[_ACKED_AT]
+        if self.own_slot == 0 or not isinstance(acked, int) or after[0] not in {before[0], ABSENT}:
+            return False
+        return acked % SLOTS == self.own_slot
+
     def is_foreign_ack(self, before: Row, after: Row) -> bool:
         """Whether this change of a row acknowledges a message that another proxy holds or held last."""
+        if self.column is None:
+            return False
         lease = before[_LEASE_AT]
         if not isinstance(lease, int) or not isinstance(after[_ACKED_AT], int):
             return False
@@ -63,29 +84,36 @@ class LeaseFilter:
         return slot != 0 and slot not in self.slots and lease == before[_DUE_AT]
 
 
-def lease_filter(queue: QueueTable, slots: frozenset[int]) -> LeaseFilter | None:
-    """The filter for a queue and a proxy that has or had these slots on the server. None if every change matters.
+def change_filter(
+    queue: QueueTable, slots: frozenset[int], own_slot: int = 0, *, divided: bool = True
+) -> ChangeFilter | None:
+    """The filter for a queue and a proxy that has or had `slots` on the server, and has `own_slot` now (0:
+    none). None if every change matters. `divided`: whether proxies divide its messages among themselves.
 
-    Limits, groups, semaphores and batches depend on what other proxies hold. Proxies that do not
-    divide the messages among themselves read ahead the same ones; so do streams with a condition,
-    which the caller knows of.
+    Limits, groups, semaphores and batches depend on what is in flight, wherever it is acknowledged. Proxies
+    that do not divide the messages read ahead the same ones; so do streams with a condition, which the
+    caller knows of.
     """
-    if queue.lease_column is None or not slots or not queue.stands_alone or not queue.is_shareable:
+    if not slots or not queue.stands_alone:
         return None
-    return LeaseFilter(queue.lease_column, slots)
+    column = queue.lease_column if divided and queue.is_shareable else None
+    return ChangeFilter(column, slots, own_slot) if column is not None or own_slot else None
 
 
-def filter_for_all(filters: Iterable[LeaseFilter | None]) -> LeaseFilter | None:
-    """One filter for several proxies that get the same changes of a table."""
-    merged: LeaseFilter | None = None
-    for found in filters:
-        if found is None or (merged is not None and merged.column != found.column):
-            return None
-        merged = found if merged is None else LeaseFilter(found.column, merged.slots | found.slots)
-    return merged
+def filter_for_all(filters: Iterable[ChangeFilter | None]) -> ChangeFilter | None:
+    """One filter for several proxies that get the same changes of a table. With more than one, what the
+    clients of each acknowledge is for the others."""
+    found = list(filters)
+    if len(found) == 1:
+        return found[0]
+    known = [filter_ for filter_ in found if filter_ is not None]
+    columns = {filter_.column for filter_ in known}
+    if len(known) < len(found) or len(columns) != 1 or None in columns:
+        return None
+    return ChangeFilter(columns.pop(), frozenset[int]().union(*(filter_.slots for filter_ in known)))
 
 
-FollowedTables = Mapping[TableId, LeaseFilter | None]
+FollowedTables = Mapping[TableId, ChangeFilter | None]
 """The tables to follow, and what is left out of their changes."""
 
 
@@ -135,10 +163,10 @@ class Layout:
     """The layout of one message table's rows in the binary log, as of one table map."""
 
     def __init__(
-        self, columns: Sequence[ColumnType], fields: Sequence[Field | None], leases: LeaseFilter | None = None
+        self, columns: Sequence[ColumnType], fields: Sequence[Field | None], left_out: ChangeFilter | None = None
     ) -> None:
         """The table's columns in their order: from information_schema, and from the binary log.
-        `leases`: leaves out changes.
+        `left_out`: leaves out changes.
 
         Raises UnreadableRowError if the two differ: the table was changed in between, or has a type
         unknown here.
@@ -148,9 +176,12 @@ class Layout:
         if len(known) < len(fields) or len(fields) != len(columns) or not positions.keys() >= {*QUEUE_COLUMNS}:
             raise UnreadableRowError(f"{len(known)} of {len(columns)} columns can be read in the binary log")
         names = [*QUEUE_COLUMNS]
-        self._leases = leases if leases is not None and leases.column.lower() in positions else None
-        if self._leases is not None:
-            names.append(self._leases.column.lower())
+        column = None if left_out is None or left_out.column is None else left_out.column.lower()
+        if column in positions:
+            names.append(column)
+        elif left_out is not None:
+            left_out = replace(left_out, column=None)
+        self._left_out = left_out
         wanted = [positions[name] for name in names]
         numbers = {at: signed for at in wanted if (signed := is_signed(columns[at])) is not None}
         if len({*wanted[1:]} - numbers.keys()):
@@ -182,15 +213,15 @@ class Layout:
 
     def _updates(self, present: Sequence[int], data: bytes) -> list[tuple[Key, RowChange]]:
         found: list[tuple[Key, RowChange]] = []
-        read, leases, at, first = self._reader.row, self._leases, 0, True
+        read, left_out, at, first = self._reader.row, self._left_out, 0, True
         while at < len(data):
             before, at = read(data, at, present[0])
             after, at = read(data, at, present[1])
-            if leases is None:
+            if left_out is None:
                 self._add_update(found, before, after)
-            elif first and leases.is_claim(before, after):
+            elif first and (left_out.is_claim(before, after) or left_out.is_own_ack(before, after)):
                 break
-            elif not leases.is_foreign_ack(before, after):
+            elif not left_out.is_foreign_ack(before, after):
                 self._add_update(found, before, after)
             first = False
         return found

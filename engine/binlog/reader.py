@@ -27,7 +27,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
-from engine.binlog.changes import ChangeSet, FollowedTables, Layout, LeaseFilter, Transactions, UnreadableRowError
+from engine.binlog.changes import ChangeFilter, ChangeSet, FollowedTables, Layout, Transactions, UnreadableRowError
 from engine.binlog.event_filter import EventFilter, OwnTransactions
 from engine.binlog.pipe import (
     BinlogLimits,
@@ -233,7 +233,7 @@ class Followed:
         """Follow these tables from now on. Returns those among them of which changes may have been left
         out until now: the new ones, and those with another filter."""
         before = self.tables
-        new = frozenset(table for table, leases in tables.items() if before.get(table, _NEW) != leases)
+        new = frozenset(table for table, left_out in tables.items() if before.get(table, _NEW) != left_out)
         self.names |= {table.name for table in tables}
         self.databases |= {table.db for table in tables}
         self.tables = tables
@@ -246,7 +246,7 @@ class _Known:
     """A queue under its number in the binary log."""
 
     table: TableId
-    leases: LeaseFilter | None
+    left_out: ChangeFilter | None
     layout: Layout | None
     """None: its rows cannot be read."""
 
@@ -429,22 +429,22 @@ class LogReader:
         if self._generation != self.followed.generation:
             self._generation, tables = self.followed.generation, self.followed.tables
             kept = ((number, known) for number, known in self._layouts.items() if known is not None)
-            self._layouts = {at: known for at, known in kept if tables.get(known.table, _NEW) == known.leases}
+            self._layouts = {at: known for at, known in kept if tables.get(known.table, _NEW) == known.left_out}
         number = event.table.number
         if number not in self._layouts:
             if len(self._layouts) >= LAYOUTS_MAX:
                 self._layouts.clear()
             table = TableId(event.table.schema, event.table.name)
-            leases = self.followed.tables.get(table, _NEW)
+            left_out = self.followed.tables.get(table, _NEW)
             self._layouts[number] = (
                 None
-                if isinstance(leases, _New)
-                else _Known(table, leases, self._read_layout(table, event.table.columns, leases))
+                if isinstance(left_out, _New)
+                else _Known(table, left_out, self._read_layout(table, event.table.columns, left_out))
             )
         return self._layouts[number]
 
     def _read_layout(
-        self, table: TableId, logged: Sequence[Mapping[str, Any]], leases: LeaseFilter | None
+        self, table: TableId, logged: Sequence[Mapping[str, Any]], left_out: ChangeFilter | None
     ) -> Layout | None:
         names = {"db": text_literal(table.db), "name": text_literal(table.name)}
         with closing(StoreConnection(self._address, self._connection_limits)) as connection:
@@ -452,7 +452,7 @@ class LogReader:
         rows = [_texts(row) for row in found.rows]
         columns = [ColumnType(*rest) for db, name, *rest in rows if (db, name) == (table.db, table.name)]
         try:
-            return Layout(columns, [field_of(column) for column in logged], leases)
+            return Layout(columns, [field_of(column) for column in logged], left_out)
         except UnreadableRowError:
             return None
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.binlog.changes import FollowedTables, lease_filter
+from engine.binlog.changes import FollowedTables, change_filter
 from engine.binlog.pipe import (
     HEAD_BYTES,
     BinlogLimits,
@@ -85,10 +85,10 @@ class EngineChanges:
     @property
     def tables(self) -> FollowedTables:
         """The tables to follow."""
-        slots, undivided = self._engine.slots, self._engine.undivided
+        engine = self._engine
         return {
-            queue.id: None if queue.id in undivided else lease_filter(queue, slots)
-            for queue in self._engine.followed_queues()
+            queue.id: change_filter(queue, engine.slots, engine.slot, divided=queue.id not in engine.undivided)
+            for queue in engine.followed_queues()
         }
 
     def started(self, lock: str, report: Callable[[frozenset[int]], None]) -> None:

@@ -170,7 +170,8 @@ class Acknowledgement:
         if statement.reason is not None and reason is None:
             raise ServerError(1105, "HY000", NO_REASON_COLUMN.format(columns.table, qualified(columns.table)))
         lease = None if columns.lease is None else LeaseColumn(quoted(columns.lease).encode(), counted=columns.counted)
-        return statement, columns.table, statement.update(lease, reason, by_primary_key=columns.by_primary_key)
+        update = statement.update(lease, reason, by_primary_key=columns.by_primary_key, ack_mark=columns.ack_mark)
+        return statement, columns.table, update
 
 
 def _about_own_text(session: ClientSession, statement: SettleStatement, text: bytes, update: bytes) -> Rephrase | None:

@@ -19,7 +19,8 @@ from tests.support.proxies import RunningProxy
 from tests.support.queues import PATIENT, Consumer, create_queue, enqueue, rows, run
 from tests.support.raw import BASE, RawClient
 from tests.support.servers import connect
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, settled
+from tests.support.writing import NOW_NS
 
 pytestmark = pytest.mark.either_server
 
@@ -100,6 +101,37 @@ def test_a_poll_that_finds_a_batch_takes_a_scan_and_a_claim(private_proxy: Runni
     assert rows(connection, "STREAM * FROM m NOWAIT")
     polls = [poll() for _ in range(5)]
     assert min(polls) <= (1, 1)
+
+
+def test_acknowledgements_through_the_proxy_are_not_read_in_the_binary_log(
+    private_proxy: RunningProxy, connection: Any, consume: Consume
+) -> None:
+    """As soon as the proxy has a slot, and its reader knows of it."""
+    consumer = waiting(private_proxy, consume)
+    delivered = len(consumer.received)
+
+    def rows_read(acknowledge: Callable[[str], object]) -> float:
+        nonlocal delivered
+        enqueue(connection, "m", map(str, range(MESSAGES)))
+        delivered += MESSAGES
+        eventually(lambda: len(consumer.received) == delivered)
+        logged = settled(lambda: private_proxy.metric("binlog_rows_total"))
+        acknowledge(", ".join(str(number) for number, *_ in consumer.received[-MESSAGES:]))
+        enqueue(connection, "m", ["behind the acknowledgements"])
+        delivered += 1
+        eventually(lambda: len(consumer.received) == delivered)
+        eventually(lambda: private_proxy.metric("binlog_rows_total") > logged)
+        return private_proxy.metric("binlog_rows_total") - logged
+
+    def in_a_transaction(ids: str) -> None:
+        connection.begin()
+        run(connection, f"ACK m WHERE id IN ({ids})")
+        connection.commit()
+
+    eventually(lambda: rows_read(lambda ids: run(connection, f"ACK m WHERE id IN ({ids})")) == 1)
+    assert rows_read(in_a_transaction) == 1
+    plain = "UPDATE m SET time_acked = {0} DIV 1000 * 1000, time_next = NULL WHERE id IN ({1})"
+    assert rows_read(lambda ids: run(connection, plain.format(NOW_NS, ids))) == 1 + MESSAGES
 
 
 def test_of_a_queue_that_nobody_streams_no_row_is_read_in_the_binary_log(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.binlog.changes import Change, ChangeSet, LeaseFilter
+from engine.binlog.changes import Change, ChangeFilter, ChangeSet
 from engine.binlog.pipe import BinlogLimits, FollowRequest
 from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.binlog.replication_adapter import Event, Rows
@@ -161,7 +161,7 @@ def test_what_others_do_in_between_is_reported(log: Log) -> None:
 
 def test_of_a_queue_with_a_lease_column_the_claims_and_acknowledgements_of_other_proxies_are_left_out(log: Log) -> None:
     own, other = 3, 4
-    log.reader.followed.replace({log.id("m"): None, log.id("leased"): LeaseFilter("lease", frozenset({own}))})
+    log.reader.followed.replace({log.id("m"): None, log.id("leased"): ChangeFilter("lease", frozenset({own}))})
     enqueue(log.root, "leased", "abcd")
     for slot, keys, store in ((own, (1, 2), log.store), (other, (3, 4), log.new_store(OwnWrites()))):
         wanted = [Wanted(key, 0, WAIT_NS) for key in keys]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlglot import TokenType, tokenize
 
 from sqlrewrite import ack
-from sqlrewrite.ack import ACKNOWLEDGED, NOW, parse_settle
+from sqlrewrite.ack import NOW, acknowledged, parse_settle
 from sqlrewrite.classify import Head, Verb, classify, parse_kill
 from sqlrewrite.errors import SqlError
 from sqlrewrite.lexicon import SqlMode
@@ -138,7 +138,7 @@ def test_no_condition_gets_out_of_its_parentheses(
     acknowledges = statement.verb is Verb.ACK
     guard = b" WHERE time_acked IS NULL AND %b(" % (b"" if acknowledges else b"epoch > 0 AND ")
     before, _, behind = statement.update().partition(guard)
-    assert before.startswith(b"UPDATE t SET " + (ACKNOWLEDGED if acknowledges else b"time_next = " + NOW))
+    assert before.startswith(b"UPDATE t SET " + (acknowledged(0) if acknowledges else b"time_next = " + NOW))
     marks = list(marks_as_the_server_reads(behind, **modes))
     assert_only_the_last_mark_closes(marks)
     assert behind.endswith(b"\n)")

@@ -8,13 +8,13 @@ from decimal import Decimal
 import pytest
 
 from sqlrewrite.ack import (
-    ACKNOWLEDGED,
     DELAY_MAX_S,
     KEYS_MAX,
     NOW,
     STEP_PIECES,
     ReasonColumns,
     SettleStatement,
+    acknowledged,
     parse_settle,
     settle_steps,
 )
@@ -31,12 +31,12 @@ def refusal(sql: bytes, codec: str = "utf-8", **modes: bool) -> SqlError:
 
 def test_the_update_is_guarded_before_the_condition_and_closed_after_it() -> None:
     assert parse_settle(b"ACK FROM app.`t` WHERE id = 5 OR TRUE -- all").update() == (
-        b"UPDATE app.`t` SET " + ACKNOWLEDGED + b" WHERE time_acked IS NULL AND (id = 5 OR TRUE -- all\n)"
+        b"UPDATE app.`t` SET " + acknowledged(0) + b" WHERE time_acked IS NULL AND (id = 5 OR TRUE -- all\n)"
     )
 
 
 def test_the_time_is_the_servers_in_nanoseconds() -> None:
-    assert b"UTC_TIMESTAMP(6)) * 1000, time_next = NULL" in ACKNOWLEDGED
+    assert b"UTC_TIMESTAMP(6)) * 1000, time_next = NULL" in acknowledged(0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Changes that are left out of the binary log's: claims, and the acknowledgements of what other proxies hold."""
+"""Changes that are left out of the binary log's: claims, the proxy's own acknowledgements, and those of what other
+proxies hold."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.binlog.changes import Change, Layout, LeaseFilter, RowChange, filter_for_all, lease_filter
+from engine.binlog.changes import Change, ChangeFilter, Layout, RowChange, change_filter, filter_for_all
 from engine.binlog.reader import Followed
 from engine.binlog.row_image import ColumnType, Field
 from engine.model import Delivery, Entry, IdKind, QueueTable, TableId, end_with_slot
@@ -40,12 +41,14 @@ def held(key: int, slot: int, epoch: int = 1) -> tuple[int | None, ...]:
     return key, 0, epoch, end_ns, None, end_ns
 
 
-def acked(row: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    return (*row[:3], None, 9, row[5])
+def acked(row: tuple[int | None, ...], through: int = 0) -> tuple[int | None, ...]:
+    return (*row[:3], None, end_with_slot(END_NS, through), row[5])
 
 
-def changes(*images: tuple[int | None, ...], slots: frozenset[int] = frozenset({OWN})) -> dict[Any, Entry | None]:
-    layout = Layout(COLUMNS, FIELDS, LeaseFilter("UNTIL", slots))
+def changes(
+    *images: tuple[int | None, ...], slots: frozenset[int] = frozenset({OWN}), own_slot: int = 0
+) -> dict[Any, Entry | None]:
+    layout = Layout(COLUMNS, FIELDS, ChangeFilter("UNTIL", slots, own_slot))
     return {key: change.entry for key, change in layout.changes(Change.UPDATE, [ALL, ALL], rows(*images))}
 
 
@@ -62,12 +65,36 @@ def test_acknowledgements_of_what_other_proxies_hold_are_left_out_row_by_row() -
 def test_an_acknowledgement_comes_with_the_delivery_before_as_without_a_filter() -> None:
     mine = held(1, OWN)
     with_filter, without = (
-        Layout(COLUMNS, FIELDS, leases) for leases in (LeaseFilter("until", frozenset({OWN})), None)
+        Layout(COLUMNS, FIELDS, leases) for leases in (ChangeFilter("until", frozenset({OWN})), None)
     )
     expected = [(1, RowChange(None, Delivery(1, end_with_slot(END_NS, OWN))))]
     data = rows(mine, acked(mine))
     assert with_filter.changes(Change.UPDATE, [ALL, ALL], data) == expected
     assert without.changes(Change.UPDATE, [ALL, ALL], data) == expected
+
+
+def test_acknowledgements_through_this_proxy_are_left_out_whoever_holds_the_message() -> None:
+    mine, others, locked = held(1, OWN), held(2, OTHER), ready(3)
+    for row in (mine, others, locked):
+        assert changes(row, acked(row, through=OWN), own_slot=OWN) == {}
+
+
+def test_acknowledgements_through_other_proxies_or_none_are_reported() -> None:
+    mine = held(1, OWN)
+    for slot in (OTHER, 0):
+        assert changes(mine, acked(mine, through=slot), own_slot=OWN) == {1: None}
+    assert changes(mine, acked(mine, through=OWN)) == {1: None}
+
+
+def test_a_table_without_a_lease_column_leaves_out_the_acknowledgements_through_this_proxy_alone() -> None:
+    layout = Layout(COLUMNS[:5], FIELDS[:5], ChangeFilter(None, frozenset({OWN}), OWN))
+    for slot, seen in ((OWN, []), (OTHER, [1])):
+        data = rows(ready(1)[:5], acked(ready(1), through=slot)[:5])
+        assert [key for key, _ in layout.changes(Change.UPDATE, [0b11111, 0b11111], data)] == seen
+
+
+def test_a_changed_id_is_reported_with_its_acknowledgement() -> None:
+    assert changes(held(1, OWN), acked(held(2, OWN), through=OWN), own_slot=OWN) == {1: None, 2: None}
 
 
 @pytest.mark.parametrize(
@@ -92,20 +119,20 @@ def test_acknowledgements_of_what_nobody_holds_are_reported() -> None:
 
 
 def test_deletes_and_inserts_are_never_left_out() -> None:
-    layout = Layout(COLUMNS, FIELDS, LeaseFilter("until", frozenset({OWN})))
+    layout = Layout(COLUMNS, FIELDS, ChangeFilter("until", frozenset({OWN})))
     row = rows(held(1, OTHER))
     assert [key for key, _ in layout.changes(Change.DELETE, [ALL], row)] == [1]
     assert [key for key, _ in layout.changes(Change.INSERT, [ALL], row)] == [1]
 
 
 def test_images_without_the_lease_are_read_as_without_a_filter() -> None:
-    layout = Layout(COLUMNS, FIELDS, LeaseFilter("until", frozenset({OWN})))
+    layout = Layout(COLUMNS, FIELDS, ChangeFilter("until", frozenset({OWN})))
     acknowledgement = bytes([0]) + struct.pack("<q", 1) + bytes([0b01]) + struct.pack("<q", 9)
     assert layout.changes(Change.UPDATE, [0b000001, 0b011000], acknowledgement) == [(1, RowChange(None))]
 
 
 def test_a_table_without_the_column_has_no_filter() -> None:
-    layout = Layout(COLUMNS[:5], FIELDS[:5], LeaseFilter("until", frozenset({OWN})))
+    layout = Layout(COLUMNS[:5], FIELDS[:5], ChangeFilter("until", frozenset({OWN})))
     data = rows(ready(1)[:5], (1, 0, 1, 8, None))
     assert [key for key, _ in layout.changes(Change.UPDATE, [0b11111, 0b11111], data)] == [1]
 
@@ -114,7 +141,24 @@ LEASED = replace(queue_table(), lease_column="until", id_kind=IdKind.INTEGER)
 
 
 def test_a_queue_in_which_each_proxy_has_its_own_messages_has_a_filter() -> None:
-    assert lease_filter(LEASED, frozenset({OWN})) == LeaseFilter("until", frozenset({OWN}))
+    assert change_filter(LEASED, frozenset({OWN})) == ChangeFilter("until", frozenset({OWN}))
+    assert change_filter(LEASED, frozenset({OWN}), OWN) == ChangeFilter("until", frozenset({OWN}), OWN)
+
+
+@pytest.mark.parametrize(
+    ("queue", "divided"),
+    [
+        pytest.param(LEASED, False, id="streams with a condition"),
+        pytest.param(replace(LEASED, lease_column=None), True, id="no lease column"),
+        pytest.param(replace(LEASED, id_kind=IdKind.FLOAT), True, id="ids that are not shared out"),
+    ],
+)
+def test_where_proxies_share_no_messages_out_only_own_acknowledgements_are_left_out(
+    queue: QueueTable, divided: bool
+) -> None:
+    slots = frozenset({OWN})
+    assert change_filter(queue, slots, OWN, divided=divided) == ChangeFilter(None, slots, OWN)
+    assert change_filter(queue, slots, divided=divided) is None
 
 
 @pytest.mark.parametrize(
@@ -138,20 +182,34 @@ def test_a_queue_in_which_each_proxy_has_its_own_messages_has_a_filter() -> None
     ],
 )
 def test_where_it_matters_what_others_hold_there_is_no_filter(queue: QueueTable, slots: frozenset[int]) -> None:
-    assert lease_filter(queue, slots) is None
+    assert change_filter(queue, slots) is None
+    if not queue.stands_alone:
+        assert change_filter(queue, slots, OWN) is None
 
 
 def test_workers_share_a_filter_if_each_has_one() -> None:
-    one, two = LeaseFilter("until", frozenset({1})), LeaseFilter("until", frozenset({2}))
-    assert filter_for_all([one, two]) == LeaseFilter("until", frozenset({1, 2}))
+    one, two = ChangeFilter("until", frozenset({1})), ChangeFilter("until", frozenset({2}))
+    assert filter_for_all([one, two]) == ChangeFilter("until", frozenset({1, 2}))
     assert filter_for_all([one, None]) is None
+    assert filter_for_all([]) is None
+
+
+def test_workers_get_each_others_acknowledgements_and_one_alone_does_not_get_its_own() -> None:
+    one, two = ChangeFilter("until", frozenset({1}), 1), ChangeFilter("until", frozenset({2}), 2)
+    assert filter_for_all([one]) == one
+    assert filter_for_all([one, two]) == ChangeFilter("until", frozenset({1, 2}))
+    assert filter_for_all([ChangeFilter(None, frozenset({1}), 1), ChangeFilter(None, frozenset({2}), 2)]) is None
+
+
+def test_workers_whose_filters_differ_have_none() -> None:
+    one = ChangeFilter("until", frozenset({1}))
     assert filter_for_all([None, one]) is None
-    assert filter_for_all([one, LeaseFilter("lease", frozenset({2}))]) is None
+    assert filter_for_all([one, ChangeFilter("lease", frozenset({2}))]) is None
 
 
 def test_with_another_filter_the_changes_of_a_table_are_unknown_once() -> None:
     table, followed = TableId("shop", "orders"), Followed()
     assert followed.replace({table: None}) == {table}
     assert followed.replace({table: None}) == frozenset()
-    assert followed.replace({table: LeaseFilter("until", frozenset({1}))}) == {table}
+    assert followed.replace({table: ChangeFilter("until", frozenset({1}))}) == {table}
     assert followed.replace({table: None}) == {table}

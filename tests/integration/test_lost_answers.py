@@ -1,0 +1,72 @@
+"""Acknowledgements whose answers the proxy does not get: the messages are over all the same, and their credit is free.
+
+The proxy does not read them in the binary log, because they were made through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from mysql_mimic.types import Commands
+
+from proxy.embedded.server import EmbeddedServer
+from tests.support.gate import Gate
+from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.raw import RawClient
+from tests.support.servers import connect
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.either_server
+
+
+@pytest.fixture(scope="module")
+def gate(server: EmbeddedServer) -> Iterator[Gate]:
+    with Gate(server) as gate:
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def gated_proxy(server: EmbeddedServer, gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+    """A proxy that reaches the server through the gate, and follows the binary log."""
+    gated: Any = gate
+    with running_proxy(gated, tmp_path_factory.mktemp("gated") / "log") as proxy:
+        eventually(lambda: proxy.metric("binlog_following") == 1, timeout_s=30)
+        yield proxy
+
+
+def has_slot(proxy: RunningProxy, database: str) -> bool:
+    """Whether acknowledgements through the proxy have its mark."""
+    with proxy.connect(database=database) as client:
+        enqueue(client, "m", ["before"])
+        ((number,),) = rows(client, "STREAM id FROM m LIMIT 1 WAIT 10")
+        assert run(client, f"ACK m WHERE id = {number}") == 1
+        return rows(client, f"SELECT time_acked % 1000 > 0 FROM m WHERE id = {number}") == [(1,)]
+
+
+@pytest.mark.parametrize("vanishes", [False, True], ids=["the answer is late", "its client has left"])
+def test_the_next_message_comes_though_the_answer_to_the_acknowledgement_does_not(
+    server, database, gated_proxy, gate, consume, vanishes: bool
+) -> None:
+    with gated_proxy.connect(database=database) as client:
+        create_queue(client, "m")
+    eventually(lambda: has_slot(gated_proxy, database))
+    consumer = consume(gated_proxy.connect(database=database), "STREAM id FROM m PREFETCH 1")
+    with connect(server, database=database) as direct:
+        enqueue(direct, "m", ["a", "b"])
+        eventually(lambda: len(consumer.received) == 1)
+        ((held,),) = consumer.received
+        client = RawClient(gated_proxy, database=database)
+        gate.hold(client.greeting.connection_id, passing=1)  # The session's context is read before its first ACK.
+        client.send(bytes([Commands.COM_QUERY]) + f"ACK m WHERE id = {held}".encode())
+        eventually(lambda: rows(direct, f"SELECT time_acked % 1000 > 0 FROM m WHERE id = {held}") == [(1,)])
+        eventually(gate.held)
+        if vanishes:
+            client.sock.close()
+        eventually(lambda: len(consumer.received) == 2)
+    gate.release()
+    if not vanishes:
+        client.answer(int(Commands.COM_QUERY))
+        client.sock.close()
