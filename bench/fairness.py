@@ -6,6 +6,8 @@ Measured through a proxy, for each server:
 
 * 100 quiet tenants add a message a second each, to an empty queue, and to one with so many due messages
   of one tenant at the front: from the INSERT until a consumer has the row, median and 99th percentile.
+  Beside it the least that consumers who are busy allow: the same backlog in a queue without groups,
+  whose quiet messages are more urgent than all of it.
 * Twenty tenants with a backlog, one block behind the other: Jain's index (1: even) of the messages that
   each got.
 * Four such tenants, and the work of one takes ten times as long: Jain's index of the time for which each
@@ -255,8 +257,11 @@ class Consumers:
 
 
 @contextlib.contextmanager
-def queue(server: EmbeddedServer, folder: Path, backlog: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """A fair queue with so many due messages of each tenant, and a proxy. Yields its port."""
+def queue(
+    server: EmbeddedServer, folder: Path, backlog: Sequence[tuple[int, int]], *, grouped: bool = True
+) -> Iterator[int]:
+    """A fair queue with so many due messages of each tenant, and a proxy; without groups if not `grouped`,
+    and the backlog is less urgent than what comes then. Yields the proxy's port."""
     root = connect(server.port, None)
     for statement in ("DROP DATABASE IF EXISTS bench", "CREATE DATABASE bench"):
         with root.cursor() as cursor:
@@ -264,18 +269,22 @@ def queue(server: EmbeddedServer, folder: Path, backlog: Sequence[tuple[int, int
     with running_proxy(server, folder / f"{time.time_ns()}.log", ("--log-level", "info"), forked=False) as proxy:
         client = connect(proxy.port)
         with client.cursor() as cursor:
-            cursor.execute("CREATE QUEUE m (tenant INT, sent DOUBLE) GROUP_BY = (tenant)")
+            cursor.execute("CREATE QUEUE m (tenant INT, sent DOUBLE)" + (" GROUP_BY = (tenant)" if grouped else ""))
             for tenant, count in backlog:
                 client.begin()
                 for _ in range(0, count, 1_000):
-                    cursor.executemany("INSERT INTO m (tenant, sent) VALUES (%s, 0)", [(tenant,)] * 1_000)
+                    cursor.executemany(
+                        "INSERT INTO m (tenant, sent, priority) VALUES (%s, 0, %s)", [(tenant, not grouped)] * 1_000
+                    )
                 client.commit()
         yield proxy.port
 
 
-def measure_quiet(server: EmbeddedServer, folder: Path, messages: int, seconds: float) -> list[float]:
+def measure_quiet(
+    server: EmbeddedServer, folder: Path, messages: int, seconds: float, *, grouped: bool = True
+) -> list[float]:
     """The latencies of the quiet tenants beside a backlog of one tenant."""
-    with queue(server, folder, [(NOISY, messages)] if messages else []) as port:
+    with queue(server, folder, [(NOISY, messages)] if messages else [], grouped=grouped) as port:
         consumers = Consumers(port, lambda _: WORK_S)
         time.sleep(2)
         began_s, producer = time.monotonic(), connect(port)
@@ -321,11 +330,10 @@ def main() -> None:
             server = new_server(flavour, folder / "server", durable=True)
             server.start()
             try:
-                for count in (0, chosen.messages):
-                    latencies = measure_quiet(server, folder, count, chosen.seconds)
-                    print(
-                        f"{flavour}: {QUIET} quiet tenants beside {count:,} messages: {summary(latencies)}", flush=True
-                    )
+                for count, grouped in ((0, True), (chosen.messages, True), (chosen.messages, False)):
+                    latencies = measure_quiet(server, folder, count, chosen.seconds, grouped=grouped)
+                    beside = f"{count:,} messages" if grouped else f"{count:,} less urgent messages, without groups"
+                    print(f"{flavour}: {QUIET} quiet tenants beside {beside}: {summary(latencies)}", flush=True)
                 each, many = chosen.messages // BACKLOGS, chosen.messages // BACKLOGS_OF_SLOW
                 backlogs = [(FIRST + number, each) for number in range(BACKLOGS)]
                 even = measure_shares(server, folder, backlogs, chosen.seconds, lambda _: WORK_S)

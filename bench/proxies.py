@@ -1,14 +1,16 @@
 """Several proxies in front of one server: what a drain costs with 1, 2 and 4 of them.
 
-    .venv/bin/python -m bench.proxies [--seconds N] [--messages N] [--consumers N] [--server mysql|mariadb]
+    .venv/bin/python -m bench.proxies [--seconds N] [--messages N] [--consumers N] [--work-ms N]
+                                      [--server mysql|mariadb] [--proxies N]
 
 The consumers, as many in each case, have endless streams. They begin when the backlog is there, and
-acknowledge a hundred messages at a time. The numbers of proxies take turns, round after round, until
-the time is over. Printed for each number, as medians of the rounds: messages a second, and that rate
-beside the rate with one proxy in the same round; keys that scans returned, keys that claims did not
-get, scans, claims and statements of the server (all for each message); the CPU time of the proxies
-and of the server for each message; in the last round, the statements a second when all is drained.
-The counts say more than the rate: proxies, consumers and server share the machine.
+acknowledge a hundred messages at a time, after their work on these (`--work-ms`, 0). The numbers of
+proxies take turns, round after round, until the time is over. Printed for each number, as medians of
+the rounds: messages a second, and that rate beside the rate with one proxy in the same round; keys
+that scans returned, keys that claims did not get, scans, claims and statements of the server (all for
+each message); the CPU time of the proxies and of the server for each message; in the last round, the
+statements a second when all is drained. The counts say more than the rate: proxies, consumers and
+server share the machine. With some work the consumers decide the rate, if they get messages in time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from statistics import median
@@ -53,8 +56,8 @@ Received = ctypes.Array[ctypes.c_longlong]
 metrics instead would cost it more than the drain, many times a second."""
 
 
-def consume(port: int, received: Received, number: int) -> None:
-    """Consumer `number`, in a process of its own, until it is killed."""
+def consume(port: int, received: Received, number: int, work_s: float = 0.0) -> None:
+    """Consumer `number`, in a process of its own, until it is killed. `work_s`: for each ACK_BATCH messages."""
     stream, acks = connect(port), connect(port)
     cursor = SSCursor(stream)
     cursor.execute("STREAM id, payload FROM m")
@@ -64,6 +67,7 @@ def consume(port: int, received: Received, number: int) -> None:
             ids.append(str(row[0]))
             received[number] += 1
             if len(ids) == ACK_BATCH:
+                time.sleep(work_s)
                 acknowledge.execute(f"ACK FROM m WHERE id IN ({','.join(ids)})")
                 ids.clear()
 
@@ -111,10 +115,11 @@ def statements(root: Any) -> int:
 
 
 def drain(
-    server: EmbeddedServer, folder: Path, number: int, messages: int, workers: int, *, idle: bool
+    server: EmbeddedServer, folder: Path, number: int, messages: int, workers: int, work_s: float, *, idle: bool
 ) -> dict[str, float]:
     """Drain a backlog through so many proxies. Returns what is printed; with `idle`, also the
     statements when it is drained."""
+    work = partial(consume, work_s=work_s)
     root = connect(server.port, None)
     with contextlib.ExitStack() as stack:
         with root.cursor() as cursor:
@@ -138,7 +143,7 @@ def drain(
         before, cpu_before, server_before = counts(proxies), cpu(proxies), cpu_s(server.pid)
         run_before = statements(root)
         began = time.monotonic()
-        received = stack.enter_context(consumers([proxy.port for proxy in proxies], workers))
+        received = stack.enter_context(consumers([proxy.port for proxy in proxies], workers, work))
         while sum(received) < messages:
             time.sleep(0.02)
         took = time.monotonic() - began
@@ -181,7 +186,15 @@ def measure(flavour: Flavour, chosen: argparse.Namespace, until_s: float) -> Non
                 began_s = time.monotonic()
                 last = began_s + 2 * longest_s + len(numbers) * (SETTLE_S + IDLE_S) > until_s and longest_s > 0
                 for number in numbers:
-                    line = drain(server, Path(folder), number, chosen.messages, chosen.consumers, idle=last)
+                    line = drain(
+                        server,
+                        Path(folder),
+                        number,
+                        chosen.messages,
+                        chosen.consumers,
+                        chosen.work_ms / 1e3,
+                        idle=last,
+                    )
                     found[number].append(line)
                     print(f"{flavour}, {number}: {line['messages/s']:,.0f} messages/s", flush=True)
                 longest_s = max(longest_s, time.monotonic() - began_s)
@@ -204,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A drain through several proxies")
     parser.add_argument("--messages", type=int, default=40_000)
     parser.add_argument("--consumers", type=int, default=8)
+    parser.add_argument("--work-ms", type=float, default=0.0, help=f"of a consumer, for {ACK_BATCH} messages")
     parser.add_argument("--seconds", type=float, default=330, help="for all servers together")
     parser.add_argument("--server", choices=["mysql", "mariadb"], action="append")
     parser.add_argument("--proxies", type=int, action="append")
