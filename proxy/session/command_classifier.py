@@ -148,9 +148,9 @@ class CommandClassifier:
         statement that begins a transaction uses it up, an internal query as well. It is recognised
         as text that stands alone. One that failed counts too, until the next statement that uses a
         table."""
-        self.locks_messages = False
-        """Whether the open transaction has locked messages (STREAM … FOR UPDATE): only then does the
-        text show whether a statement ends it."""
+        self.in_followed_transaction = False
+        """Whether the open transaction has locked messages (STREAM … FOR UPDATE), or acknowledged some:
+        only then is the text read that may end it."""
         self.known_db: str | None = None
         """The default database; None if it has to be read (again)."""
         self.shown_context: tuple[bytes | None, ...] | None = None
@@ -260,7 +260,7 @@ class CommandClassifier:
             head = classify(text, multi_statements=self._multi_statements)
             if self._something_is_known and head.verb not in MESSAGE_VERBS:
                 self._runs(text)
-            if head is OTHER and not (self.next_transaction_is_set or self.locks_messages):
+            if head is OTHER and not (self.next_transaction_is_set or self.in_followed_transaction):
                 return None
             if head.verb in QUEUE_STATEMENT_VERBS or head.verb is Verb.NEARLY or head.before_queue_statement:
                 return NOT_FAST
@@ -373,7 +373,7 @@ class CommandClassifier:
 
     def _pending_of(self, head: Head, text: bytes) -> Touched | Killed | TransactionEnd | None:
         if head is OTHER:
-            return transaction_end(text) if self.locks_messages else None
+            return transaction_end(text) if self.in_followed_transaction else None
         if head.verb in WITHOUT_PENDING:
             return None
         if head.table is None:  # Several statements, EXECUTE, USE, DROP DATABASE …

@@ -4,8 +4,8 @@ Each relayed command has a pending command in the walker, which returns it with 
 statement touched is kept while a transaction is open, and reported when none is. Not every
 transaction that ends was committed, but a notice that was not needed costs one scan. An ACK that
 autocommitted and affected as many rows as it names is certain, if the session can have no temporary
-table that hides the queue. So is one in a transaction that has locked messages, if COMMIT ends it
-and nothing in between can have undone the ACK. For any other ACK the engine looks the messages up.
+table that hides the queue. So is one in a transaction, if COMMIT ends it and nothing in between can
+have undone the ACK. For any other ACK the engine looks the messages up.
 """
 
 from __future__ import annotations
@@ -155,10 +155,12 @@ TRANSPARENT = frozenset((COM_QUERY, COM_STMT_PREPARE, int(Commands.COM_PING)))
 def _may_undo(outcome: Outcome[PendingCommand]) -> bool:
     """Whether a statement may have undone an ACK earlier in its transaction: a rollback to a
     savepoint, or a statement that changes the table, or may. Of an execution of a prepared
-    statement that is not tracked, the text is not known."""
+    statement that is not tracked, the text is not known. An error may have rolled back all."""
     pending = outcome.pending
+    if pending is TransactionEnd.COMMIT:
+        return False  # Its answer decides.
     unknown = pending is None and outcome.command not in TRANSPARENT
-    return unknown or pending is TransactionEnd.TO_SAVEPOINT or isinstance(pending, Touched)
+    return unknown or not outcome.ok or pending is TransactionEnd.TO_SAVEPOINT or isinstance(pending, Touched)
 
 
 ENDS = (TransactionEnd.COMMIT, TransactionEnd.ROLLBACK)
@@ -181,7 +183,7 @@ class CommitNotices:
         self._values = 0
         """The number of values in `_settled` and `_acknowledged`."""
         self._acknowledged: dict[TableId, list[object]] = {}
-        """What a transaction with locks has certainly acknowledged, if it is committed."""
+        """What the transaction has certainly acknowledged, if it is committed."""
         self._locker: int | None = None
         """The number of this session, if the open transaction has locked messages."""
 
@@ -189,7 +191,7 @@ class CommitNotices:
         """The server has answered a command. Notify the engine of everything that is committed by
         now."""
         pending = outcome.pending
-        if pending is None and not (self._touched or self._settled or self.locks_messages):
+        if pending is None and not (self._touched or self._settled or self._acknowledged or self.locks_messages):
             return  # As for all commands of clients that only read.
         if self._acknowledged and _may_undo(outcome):
             self._doubt()
@@ -214,6 +216,11 @@ class CommitNotices:
     def locks_messages(self) -> bool:
         """Whether the open transaction has locked messages (STREAM … FOR UPDATE)."""
         return self._locker is not None
+
+    @property
+    def follows_transaction(self) -> bool:
+        """Whether it matters how the open transaction ends: it has locked or acknowledged messages."""
+        return self._locker is not None or bool(self._acknowledged)
 
     def messages_locked(self, session: int) -> None:
         """The transaction of the session with this number has locked messages, or may have."""
@@ -255,7 +262,7 @@ class CommitNotices:
             certain = pending.certain and values is not None and outcome.affected_rows == len(values)
             self._notify(pending.verb, pending.table, values, certain=certain)
             return
-        certain = pending.certain and pending.verb is Verb.ACK and self.locks_messages
+        certain = pending.certain and pending.verb is Verb.ACK
         if values is None or self._values + len(values) > SETTLED_VALUES_MAX:
             values = None
         elif certain and outcome.affected_rows == len(values):

@@ -498,7 +498,7 @@ class Session:
             if isinstance(outcome.pending, Killed) and outcome.ok:
                 self.proxy.killed(outcome.pending.kill, self.origin)
         self.commit_notices.command_finished(outcome)
-        self.classifier.locks_messages = self.commit_notices.locks_messages
+        self.classifier.in_followed_transaction = self.commit_notices.follows_transaction
 
     # Queue statements.
 

@@ -167,7 +167,7 @@ class LockingSession:
         stream."""
         session = self._session
         session.commit_notices.messages_locked(session.number)
-        session.classifier.locks_messages = True
+        session.classifier.in_followed_transaction = True
         locked: set[Key] = set()
         run = self._execute if self._binary else self._query
         done = await spelled(session, self._select(lock), partial(run, partial(self._pass, stream, locked)))

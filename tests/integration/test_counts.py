@@ -103,6 +103,23 @@ def test_a_poll_that_finds_a_batch_takes_a_scan_and_a_claim(private_proxy: Runni
     assert min(polls) <= (1, 1)
 
 
+def test_an_acknowledgement_in_a_transaction_takes_no_call(private_proxy: RunningProxy, connection: Any) -> None:
+    """At least once in five times: the catalog is read from time to time, and a message may be looked up."""
+
+    def lookups() -> int:
+        enqueue(connection, "m", ["x"])
+        ((number,),) = rows(worker, "STREAM id FROM m LIMIT 1 WAIT 10")
+        calls = Calls(private_proxy)
+        worker.begin()
+        assert run(worker, f"ACK m WHERE id = {number}") == 1
+        worker.commit()
+        assert rows(worker, "STREAM * FROM m NOWAIT") == []  # A lookup would have been begun before its scan.
+        return calls["store_answers"] - calls["scans"] - calls["claims"]
+
+    with private_proxy.connect(database="counts") as worker:
+        assert min(lookups() for _ in range(5)) == 0
+
+
 def test_acknowledgements_through_the_proxy_are_not_read_in_the_binary_log(
     private_proxy: RunningProxy, connection: Any, consume: Consume
 ) -> None:

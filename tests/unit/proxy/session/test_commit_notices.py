@@ -323,6 +323,18 @@ def test_what_leaves_the_transaction_open_ends_no_lock(
     assert ENDED not in engineer.notices
 
 
+def test_an_ack_that_is_committed_is_certain(notices: CommitNotices, engineer: Engineer) -> None:
+    notices.command_finished(done(ACK, open_transaction=True, affected_rows=2))
+    notices.command_finished(done(None, open_transaction=True))
+    assert engineer.notices == []
+    assert notices.follows_transaction
+    notices.command_finished(done(COMMIT))
+    assert engineer.notices == [("acked", [1, 2], True)]
+    assert not notices.follows_transaction
+    notices.command_finished(done(COMMIT))
+    assert len(engineer.notices) == 1
+
+
 def test_an_ack_that_is_committed_with_its_locks_is_certain(locking: CommitNotices, engineer: Engineer) -> None:
     locking.command_finished(done(Touched("done"), open_transaction=True))
     locking.command_finished(done(ACK, open_transaction=True, affected_rows=2))
@@ -338,28 +350,37 @@ def test_an_ack_that_is_committed_with_its_locks_is_certain(locking: CommitNotic
         done(TO_SAVEPOINT, open_transaction=True),
         done(Touched("m"), open_transaction=True),
         Outcome(0x17, None, True, IN_TRANS, results=1),
+        Outcome(3, None, False, IN_TRANS, error_code=1213),
+        Outcome(3, None, False, IN_TRANS, error_code=1205),
     ],
 )
+@pytest.mark.parametrize("locks", [True, False], ids=["with locks", "without locks"])
 def test_an_ack_that_may_have_been_undone_is_not_certain(
-    locking: CommitNotices, engineer: Engineer, doubt: Outcome[PendingCommand], open_transaction: bool
+    notices: CommitNotices, engineer: Engineer, doubt: Outcome[PendingCommand], open_transaction: bool, locks: bool
 ) -> None:
-    locking.command_finished(done(ACK, open_transaction=True, affected_rows=2))
-    locking.command_finished(doubt)
-    locking.command_finished(done(COMMIT, open_transaction=open_transaction))
-    locking.command_finished(done(None))
+    if locks:
+        notices.messages_locked(7)
+    notices.command_finished(done(ACK, open_transaction=True, affected_rows=2))
+    notices.command_finished(doubt)
+    notices.command_finished(done(COMMIT, open_transaction=open_transaction))
+    notices.command_finished(done(None))
     assert ("acked", [1, 2], False) in engineer.notices
 
 
 @pytest.mark.parametrize(
     "end", [done(ROLLBACK), done(COMMIT, ok=False), done(None), Outcome(3, None, False, IN_TRANS, error_code=1213)]
 )
+@pytest.mark.parametrize("locks", [True, False], ids=["with locks", "without locks"])
 def test_an_ack_whose_transaction_may_not_have_been_committed_is_not_certain(
-    locking: CommitNotices, engineer: Engineer, end: Outcome[PendingCommand]
+    notices: CommitNotices, engineer: Engineer, end: Outcome[PendingCommand], locks: bool
 ) -> None:
-    locking.command_finished(done(ACK, open_transaction=True, affected_rows=2))
-    locking.command_finished(end)
-    locking.messages_locked(7)
-    locking.command_finished(done(COMMIT))
+    if locks:
+        notices.messages_locked(7)
+    notices.command_finished(done(ACK, open_transaction=True, affected_rows=2))
+    notices.command_finished(end)
+    if locks:
+        notices.messages_locked(7)
+    notices.command_finished(done(COMMIT))
     assert [notice for notice in engineer.notices if notice[0] == "acked"] == [("acked", [1, 2], False)]
 
 
