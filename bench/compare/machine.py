@@ -6,13 +6,14 @@ import datetime as dt
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 
 
 def machine(load_before: float) -> list[str]:
     """Return the revision, the date and the machine, a line each."""
     return [
-        f"commit {_revision()}, {dt.datetime.now(dt.UTC):%d %B %Y}; Python {platform.python_version()}",
+        f"commit {_revision()}, {dt.datetime.now(dt.UTC):%d %B %Y}; {_python()}",
         f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}; load before the run {load_before:.1f}",
     ]
 
@@ -22,6 +23,13 @@ def _revision() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
+
+
+def _python() -> str:
+    """Return the version of Python, and whose it is: systems build theirs with optimizations."""
+    system = platform.freedesktop_os_release().get("PRETTY_NAME", "the system")
+    of = f" of {system}" if sys.base_prefix == "/usr" else ""
+    return f"Python {platform.python_version()}{of}"
 
 
 def _processor() -> str:
