@@ -24,12 +24,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import heapq
+import multiprocessing
+import os
 import random
+import signal
 import tempfile
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Protocol
@@ -38,7 +42,6 @@ from pymysql.cursors import SSCursor
 
 from bench.proxies import connect
 from proxy.embedded.server import EmbeddedServer, Flavour
-from tests.support import insides
 from tests.support.proxies import running_proxy
 from tests.support.servers import new_server
 
@@ -211,49 +214,68 @@ def print_models(messages: int, seconds: float) -> None:
 # Measured.
 
 
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """One message at a consumer."""
+
+    at_s: float
+    """When its work was done (monotonic, of all processes)."""
+    tenant: int
+    waited_s: float
+    """From before its INSERT until the consumer had the row."""
+    held_us: int
+    """How long it held the consumer, its acknowledgement included."""
+
+
+class StoppedError(Exception):
+    """The bench has ended the consumer."""
+
+
 class Consumers:
-    """Clients that each handle one message at a time."""
+    """Clients that each handle one message at a time, in processes of their own."""
 
     def __init__(self, port: int, work_s: Callable[[int], float]) -> None:
-        self.latencies_s: list[float] = []
-        self.messages: Counter[int] = Counter()
-        self.held_us: Counter[int] = Counter()
-        self._work_s = work_s
-        self._connections: list[Any] = []
-        self._results: list[Any] = []
-        self._stopping = False
-        self._threads = [threading.Thread(target=self._run, args=(port,), daemon=True) for _ in range(CONSUMERS)]
-        for thread in self._threads:
-            thread.start()
+        forking = multiprocessing.get_context("fork")
+        self._running: list[tuple[Any, Connection]] = []
+        for _ in range(CONSUMERS):
+            results, sender = forking.Pipe(duplex=False)
+            process = forking.Process(target=_consume, args=(port, work_s, sender), daemon=True)
+            process.start()
+            sender.close()
+            self._running.append((process, results))
 
-    def stop(self) -> None:
-        """End them."""
-        self._stopping = True
-        for connection in self._connections:
-            with contextlib.suppress(Exception):
-                insides.cut(connection)
-        for result in self._results:
-            result.unbuffered_active = False  # Otherwise its destructor reads on.
-        for thread in self._threads:
-            thread.join(10)
+    def stop(self) -> list[Handled]:
+        """End them. Returns what they have handled."""
+        for process, _ in self._running:
+            process.terminate()
+        handled = [one for _, results in self._running for one in results.recv()]
+        for process, _ in self._running:
+            process.join()
+        return handled
 
-    def _run(self, port: int) -> None:
-        with contextlib.suppress(Exception):
-            stream, acks = connect(port), connect(port)
-            self._connections += [stream]
-            cursor = SSCursor(stream)
-            cursor.execute("STREAM id, tenant, sent FROM m PREFETCH 1")
-            self._results.append(vars(cursor)["_result"])
-            with acks.cursor() as acknowledge:
-                while not self._stopping and (row := cursor.fetchone()) is not None:
-                    number, tenant, sent = row
-                    if 0 <= tenant < QUIET:
-                        self.latencies_s.append(time.time() - sent)
-                    began_s = time.monotonic()
-                    time.sleep(self._work_s(tenant))
-                    acknowledge.execute(f"ACK FROM m WHERE id = {number}")
-                    self.messages[tenant] += 1
-                    self.held_us[tenant] += int(1e6 * (time.monotonic() - began_s))
+
+def _consume(port: int, work_s: Callable[[int], float], results: Connection) -> None:
+    """Handle messages until SIGTERM, then send what was handled."""
+    handled: list[Handled] = []
+
+    def stop(*_: object) -> None:
+        raise StoppedError
+
+    signal.signal(signal.SIGTERM, stop)
+    with contextlib.suppress(StoppedError):
+        stream, acks = connect(port), connect(port)
+        cursor = SSCursor(stream)
+        cursor.execute("STREAM id, tenant, sent FROM m PREFETCH 1")
+        with acks.cursor() as acknowledge:
+            while (row := cursor.fetchone()) is not None:
+                number, tenant, sent = row
+                waited_s, began_s = time.time() - sent, time.monotonic()
+                time.sleep(work_s(tenant))
+                acknowledge.execute(f"ACK FROM m WHERE id = {number}")
+                now_s = time.monotonic()
+                handled.append(Handled(now_s, tenant, waited_s, int(1e6 * (now_s - began_s))))
+    results.send(handled)
+    os._exit(0)  # A destructor would read the endless result to its end.
 
 
 @contextlib.contextmanager
@@ -293,8 +315,7 @@ def measure_quiet(
                 time.sleep(max(0.0, began_s + at_s - time.monotonic()))
                 cursor.execute(f"INSERT INTO m (tenant, sent) VALUES ({tenant}, {time.time()!r})")
         time.sleep(1)
-        consumers.stop()
-    return consumers.latencies_s
+        return [one.waited_s for one in consumers.stop() if 0 <= one.tenant < QUIET]
 
 
 def measure_shares(
@@ -303,16 +324,19 @@ def measure_shares(
     backlog: Sequence[tuple[int, int]],
     seconds: float,
     work_s: Callable[[int], float],
-) -> Consumers:
-    """Tenants with backlogs."""
+) -> tuple[Counter[int], Counter[int]]:
+    """Tenants with backlogs: how many messages of each were handled, and for how many µs it held consumers."""
+    messages, held_us = Counter[int](), Counter[int]()
     with queue(server, folder, backlog) as port:
         consumers = Consumers(port, work_s)
         time.sleep(2)
-        consumers.messages.clear()
-        consumers.held_us.clear()
+        began_s = time.monotonic()
         time.sleep(seconds)
-        consumers.stop()
-    return consumers
+        for one in consumers.stop():
+            if one.at_s >= began_s:
+                messages[one.tenant] += 1
+                held_us[one.tenant] += one.held_us
+    return messages, held_us
 
 
 def main() -> None:
@@ -336,10 +360,10 @@ def main() -> None:
                     print(f"{flavour}: {QUIET} quiet tenants beside {beside}: {summary(latencies)}", flush=True)
                 each, many = chosen.messages // BACKLOGS, chosen.messages // BACKLOGS_OF_SLOW
                 backlogs = [(FIRST + number, each) for number in range(BACKLOGS)]
-                even = measure_shares(server, folder, backlogs, chosen.seconds, lambda _: WORK_S)
+                even, _ = measure_shares(server, folder, backlogs, chosen.seconds, lambda _: WORK_S)
                 backlogs = [(FIRST + number, many) for number in range(BACKLOGS_OF_SLOW)]
-                slow = measure_shares(server, folder, backlogs, chosen.seconds, slow_work_s)
-                print_shares(flavour, _of_all(even.messages, BACKLOGS), _of_all(slow.held_us, BACKLOGS_OF_SLOW))
+                _, held = measure_shares(server, folder, backlogs, chosen.seconds, slow_work_s)
+                print_shares(flavour, _of_all(even, BACKLOGS), _of_all(held, BACKLOGS_OF_SLOW))
             finally:
                 server.stop(timeout_s=30)
 
