@@ -327,10 +327,11 @@ def test_an_ack_that_is_committed_is_certain(notices: CommitNotices, engineer: E
     notices.command_finished(done(ACK, open_transaction=True, affected_rows=2))
     notices.command_finished(done(None, open_transaction=True))
     assert engineer.notices == []
-    assert notices.follows_transaction
+    followed = [notices.follows_transaction]
     notices.command_finished(done(COMMIT))
+    followed.append(notices.follows_transaction)
+    assert followed == [True, False]
     assert engineer.notices == [("acked", [1, 2], True)]
-    assert not notices.follows_transaction
     notices.command_finished(done(COMMIT))
     assert len(engineer.notices) == 1
 
