@@ -104,20 +104,23 @@ def test_a_poll_that_finds_a_batch_takes_a_scan_and_a_claim(private_proxy: Runni
 
 
 def test_an_acknowledgement_in_a_transaction_takes_no_call(private_proxy: RunningProxy, connection: Any) -> None:
-    """At least once: meanwhile the roster may be checked, and the catalog read."""
+    """As soon as the engine knows which tables have triggers. Meanwhile the roster is checked and the catalog read,
+    much less often than once for each message."""
 
     def other_calls() -> int:
-        enqueue(connection, "m", ["x"])
-        ((number,),) = rows(worker, "STREAM id FROM m LIMIT 1 WAIT 10")
+        enqueue(connection, "m", map(str, range(MESSAGES)))
+        ids = [number for (number,) in rows(worker, f"STREAM id FROM m LIMIT {MESSAGES} WAIT 10")]
+        assert len(ids) == MESSAGES
         calls = Calls(private_proxy)
-        worker.begin()
-        assert run(worker, f"ACK m WHERE id = {number}") == 1
-        worker.commit()
-        assert rows(worker, "STREAM * FROM m NOWAIT") == []  # A lookup would have been begun before its scan.
+        for number in ids:
+            worker.begin()
+            assert run(worker, f"ACK m WHERE id = {number}") == 1
+            worker.commit()
+        assert rows(worker, "STREAM * FROM m NOWAIT") == []  # Lookups would have been begun before its scan.
         return calls["store_answers"] - calls["scans"] - calls["claims"]
 
     with private_proxy.connect(database="counts") as worker:
-        eventually(lambda: other_calls() == 0)
+        eventually(lambda: other_calls() < MESSAGES / 2)
 
 
 def test_acknowledgements_through_the_proxy_are_not_read_in_the_binary_log(
