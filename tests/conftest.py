@@ -22,6 +22,7 @@ from pymysql.connections import Connection
 
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.cpu import cpu_limit
+from tests.support.gate import Gate
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import Consumer
 from tests.support.sampling import SEED, examples, taken
@@ -199,3 +200,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         text = reason.removeprefix("Skipped: ")
         if text.startswith(tuple(LEFT_OUT.values())):
             terminalreporter.write_line(f"*** {text}: {count} tests not run ***", red=True, bold=True)
+
+
+@pytest.fixture(scope="module")
+def gate(server: EmbeddedServer) -> Iterator[Gate]:
+    """A relay in front of the server that withholds answers when a test asks it to."""
+    with Gate(server) as gate:
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def gated_proxy(server: EmbeddedServer, gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+    """A proxy that reaches the server through the gate."""
+    gated: Any = gate
+    with running_proxy(gated, tmp_path_factory.mktemp("gated") / "log") as proxy:
+        yield proxy

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from itertools import count
-from typing import Any
 
 import pytest
 from mysql_mimic.types import Commands
 
 from engine.packets import OK
-from proxy.embedded.server import EmbeddedServer
 from proxy.wire.framing import Packet
 from proxy.wire.packets import parse_err
 from tests.support.gate import Gate
-from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue
 from tests.support.raw import RawClient
 from tests.support.servers import connect
@@ -27,20 +23,6 @@ STREAM = "STREAM * FROM m NOWAIT"
 PREPARE_STREAM = bytes([Commands.COM_STMT_PREPARE]) + STREAM.encode()
 QUERY = int(Commands.COM_QUERY)
 EXECUTE = int(Commands.COM_STMT_EXECUTE)
-
-
-@pytest.fixture(scope="module")
-def gate(server: EmbeddedServer) -> Iterator[Gate]:
-    with Gate(server) as gate:
-        yield gate
-
-
-@pytest.fixture(scope="module")
-def gated_proxy(server: EmbeddedServer, gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    """A proxy that reaches the server through the gate."""
-    gated: Any = gate
-    with running_proxy(gated, tmp_path_factory.mktemp("gated") / "log") as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -5,36 +5,16 @@ The proxy does not read them in the binary log, because they were made through i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from mysql_mimic.types import Commands
 
-from proxy.embedded.server import EmbeddedServer
-from tests.support.gate import Gate
-from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
-
-
-@pytest.fixture(scope="module")
-def gate(server: EmbeddedServer) -> Iterator[Gate]:
-    with Gate(server) as gate:
-        yield gate
-
-
-@pytest.fixture(scope="module")
-def gated_proxy(server: EmbeddedServer, gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
-    """A proxy that reaches the server through the gate, and follows the binary log."""
-    gated: Any = gate
-    with running_proxy(gated, tmp_path_factory.mktemp("gated") / "log") as proxy:
-        eventually(lambda: proxy.metric("binlog_following") == 1, timeout_s=30)
-        yield proxy
 
 
 def has_slot(proxy: RunningProxy, database: str) -> bool:
@@ -52,6 +32,7 @@ def test_the_next_message_comes_though_the_answer_to_the_acknowledgement_does_no
 ) -> None:
     with gated_proxy.connect(database=database) as client:
         create_queue(client, "m")
+    eventually(lambda: gated_proxy.metric("binlog_following") == 1, timeout_s=30)
     eventually(lambda: has_slot(gated_proxy, database))
     consumer = consume(gated_proxy.connect(database=database), "STREAM id FROM m PREFETCH 1")
     with connect(server, database=database) as direct:
