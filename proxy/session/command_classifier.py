@@ -149,8 +149,8 @@ class CommandClassifier:
         as text that stands alone. One that failed counts too, until the next statement that uses a
         table."""
         self.in_followed_transaction = False
-        """Whether the open transaction has locked messages (STREAM … FOR UPDATE), or acknowledged some:
-        only then is the text read that may end it."""
+        """Whether the open transaction has locked messages (STREAM … FOR UPDATE) or acknowledged some, or
+        an ACK is under way: only then is the text read that may end it."""
         self.known_db: str | None = None
         """The default database; None if it has to be read (again)."""
         self.shown_context: tuple[bytes | None, ...] | None = None
@@ -412,6 +412,7 @@ class CommandClassifier:
                 case PreparedSettle() as prepared if self._may_be_gathered(own, prepared, command):
                     return prepared
                 case PreparedSettle() as prepared if not prepared.statement.moved_params:
+                    self.in_followed_transaction = True
                     return self._prepared_settle(own, prepared, command)
                 case PreparedStream() if command.byte == COM_STMT_BULK_EXECUTE:
                     return None  # The server has prepared a SELECT, and refuses to execute that in bulk.

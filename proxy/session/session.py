@@ -424,6 +424,7 @@ class Session:
         if rephrase is not None:
             self.rephrase_error(rephrase)
         self.classifier.preparing = isinstance(pending, Preparing)
+        self.classifier.in_followed_transaction |= isinstance(pending, Settled)
         self.own_acks.catch_up = self.classifier.shown_context = None
         self._walker.expect(payload[0], pending)
         self._connections.write_server(frame(payload, 0))
@@ -498,7 +499,9 @@ class Session:
             if isinstance(outcome.pending, Killed) and outcome.ok:
                 self.proxy.killed(outcome.pending.kill, self.origin)
         self.commit_notices.command_finished(outcome)
-        self.classifier.in_followed_transaction = self.commit_notices.follows_transaction
+        followed = self.commit_notices.follows_transaction
+        if followed or self._walker.idle:  # Else an ACK may be under way.
+            self.classifier.in_followed_transaction = followed
 
     # Queue statements.
 

@@ -11,6 +11,8 @@ from engine.packets import frame
 from tests.support import insides
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.raw import RawClient
+from tests.support.waiting import eventually
 
 
 def queries(*statements: str) -> bytes:
@@ -88,3 +90,28 @@ def test_a_stream_may_be_executed_before_its_prepare_is_answered(proxy: RunningP
         _count, _column, _eof, row, _end = (insides.packet(client) for _ in range(5))
         assert row == b"\x00\x00" + (1).to_bytes(8, "little")
         assert results(client, 1) == [(("end",),)]
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["text", "prepared"])
+@pytest.mark.parametrize("undo", ["ROLLBACK AND CHAIN", "ROLLBACK TO SAVEPOINT s"])
+def test_an_acknowledgement_that_is_undone_by_what_was_sent_ahead_leaves_its_message_in_flight(
+    proxy: RunningProxy, database: str, consume: Any, undo: str, prepared: bool
+) -> None:
+    with proxy.connect(database=database) as other, RawClient(proxy, database=database) as client:
+        create_queue(other, "m")
+        refreshed = proxy.metric("catalog_refreshes_total")
+        enqueue(other, "m", "ab")
+        consumer = consume(proxy.connect(database=database), "STREAM id FROM m PREFETCH 1")
+        eventually(lambda: consumer.received == [(1,)])
+        # Only then does the engine know that the table has no trigger, and trust any ACK.
+        eventually(lambda: proxy.metric("catalog_refreshes_total") > refreshed)
+        acknowledge = b"\x03ACK m WHERE id = 1"
+        if prepared:
+            acknowledge = client.execution(client.prepare("ACK m WHERE id = ?"), 1)
+        client.query("BEGIN")
+        client.query("SAVEPOINT s")
+        client.sock.sendall(frame(acknowledge, 0) + queries(undo))
+        assert [len(client.answer(command)) for command in (acknowledge[0], 3)] == [1, 1]
+        client.query("COMMIT")
+        assert rows(other, "STREAM id FROM m LIMIT 1 NOWAIT") == [(2,)]
+        assert consumer.received == [(1,)]

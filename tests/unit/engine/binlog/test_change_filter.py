@@ -131,7 +131,7 @@ def test_images_without_the_lease_are_read_as_without_a_filter() -> None:
     assert layout.changes(Change.UPDATE, [0b000001, 0b011000], acknowledgement) == [(1, RowChange(None))]
 
 
-def test_a_table_without_the_column_has_no_filter() -> None:
+def test_without_the_lease_column_in_the_table_changes_of_others_are_reported() -> None:
     layout = Layout(COLUMNS[:5], FIELDS[:5], ChangeFilter("until", frozenset({OWN})))
     data = rows(ready(1)[:5], (1, 0, 1, 8, None))
     assert [key for key, _ in layout.changes(Change.UPDATE, [0b11111, 0b11111], data)] == [1]
