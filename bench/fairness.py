@@ -12,7 +12,7 @@ Measured through a proxy, for each server:
 * Twenty tenants with a backlog, one block behind the other: Jain's index (1: even) of the messages that
   each got.
 * Four such tenants, and the work of one takes ten times as long: Jain's index of the time for which each
-  held consumers.
+  held consumers, from when a consumer was free, because a message is in flight while it is claimed.
 
 Beside it two models of the same arrivals and consumers, without any database: message groups (the group
 with the fewest messages in flight, then the longest since its turn), and shuffle sharding as it is
@@ -225,7 +225,7 @@ class Handled:
     waited_s: float
     """From before its INSERT until the consumer had the row."""
     held_us: int
-    """How long it held the consumer, its acknowledgement included."""
+    """The consumer's turn: from when it was free, over the claim, the work and the acknowledgement."""
 
 
 class StoppedError(Exception):
@@ -267,14 +267,16 @@ def _consume(port: int, work_s: Callable[[int], float], results: Connection) -> 
         stream, acks = connect(port), connect(port)
         cursor = SSCursor(stream)
         cursor.execute("STREAM id, tenant, sent FROM m PREFETCH 1")
+        began_s = time.monotonic()
         with acks.cursor() as acknowledge:
             while (row := cursor.fetchone()) is not None:
                 number, tenant, sent = row
-                waited_s, began_s = time.time() - sent, time.monotonic()
+                waited_s = time.time() - sent
                 time.sleep(work_s(tenant))
                 acknowledge.execute(f"ACK FROM m WHERE id = {number}")
                 now_s = time.monotonic()
                 handled.append(Handled(now_s, tenant, waited_s, int(1e6 * (now_s - began_s))))
+                began_s = now_s
     results.send(handled)
     os._exit(0)  # A destructor would read the endless result to its end.
 
