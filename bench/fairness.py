@@ -12,7 +12,9 @@ Measured through a proxy, for each server:
 * Twenty tenants with a backlog, one block behind the other: Jain's index (1: even) of the messages that
   each got.
 * Four such tenants, and the work of one takes ten times as long: Jain's index of the time for which each
-  held consumers, from when a consumer was free, because a message is in flight while it is claimed.
+  has consumers. It is counted in two ways: from the row to the answer of the ACK, and with the wait for
+  the row. A message is in flight during a part of that wait, while it is claimed, and the wait is as long
+  for short work as for long work.
 
 Beside it two models of the same arrivals and consumers, without any database: message groups (the group
 with the fewest messages in flight, then the longest since its turn), and shuffle sharding as it is
@@ -72,13 +74,9 @@ def summary(latencies_s: Sequence[float]) -> str:
     return f"p50 {1e3 * median(latencies_s):8.1f} ms, p99 {1e3 * quantiles(latencies_s, n=100)[98]:8.1f} ms"
 
 
-def print_shares(name: str, messages: Sequence[float], held: Sequence[float]) -> None:
-    """Jain's indexes."""
-    print(
-        f"{name}: Jain's index of the messages of {len(messages)} backlogs {jain(messages):.4f},"
-        f" of the consumers held by {len(held)}, one of them slow, {jain(held):.4f}",
-        flush=True,
-    )
+def print_jain(name: str, what: str, shares: Sequence[float]) -> None:
+    """Jain's index of what these tenants with a backlog have."""
+    print(f"{name}: {len(shares)} backlogs, Jain's index of {what}: {jain(shares):.4f}", flush=True)
 
 
 def _of_all(shares: Counter[int], tenants: int) -> list[int]:
@@ -209,7 +207,8 @@ def print_models(messages: int, seconds: float) -> None:
             print(f"model, {name}: {QUIET} quiet tenants beside {beside}: {summary(latencies)}", flush=True)
         _, even, _ = simulate(kind(), backlog(BACKLOGS), lambda _: WORK_S, seconds)
         _, _, held = simulate(kind(), backlog(BACKLOGS_OF_SLOW), slow_work_s, seconds)
-        print_shares(f"model, {name}", _of_all(even, BACKLOGS), _of_all(held, BACKLOGS_OF_SLOW))
+        print_jain(f"model, {name}", "their messages", _of_all(even, BACKLOGS))
+        print_jain(f"model, {name}", "the time of consumers, one slow", _of_all(held, BACKLOGS_OF_SLOW))
 
 
 # Measured.
@@ -224,8 +223,10 @@ class Handled:
     tenant: int
     waited_s: float
     """From before its INSERT until the consumer had the row."""
+    worked_us: int
+    """From the row in the consumer's hand to the answer of the ACK."""
     held_us: int
-    """The consumer's turn: from when it was free, over the claim, the work and the acknowledgement."""
+    """The same, and the consumer's wait for the row before it."""
 
 
 class StoppedError(Exception):
@@ -267,16 +268,17 @@ def _consume(port: int, work_s: Callable[[int], float], results: Connection) -> 
         stream, acks = connect(port), connect(port)
         cursor = SSCursor(stream)
         cursor.execute("STREAM id, tenant, sent FROM m PREFETCH 1")
-        began_s = time.monotonic()
+        free_s = time.monotonic()
         with acks.cursor() as acknowledge:
             while (row := cursor.fetchone()) is not None:
                 number, tenant, sent = row
-                waited_s = time.time() - sent
+                waited_s, began_s = time.time() - sent, time.monotonic()
                 time.sleep(work_s(tenant))
                 acknowledge.execute(f"ACK FROM m WHERE id = {number}")
                 now_s = time.monotonic()
-                handled.append(Handled(now_s, tenant, waited_s, int(1e6 * (now_s - began_s))))
-                began_s = now_s
+                worked_us, held_us = int(1e6 * (now_s - began_s)), int(1e6 * (now_s - free_s))
+                handled.append(Handled(now_s, tenant, waited_s, worked_us, held_us))
+                free_s = now_s
     results.send(handled)
     os._exit(0)  # A destructor would read the endless result to its end.
 
@@ -327,19 +329,28 @@ def measure_shares(
     backlog: Sequence[tuple[int, int]],
     seconds: float,
     work_s: Callable[[int], float],
-) -> tuple[Counter[int], Counter[int]]:
-    """Tenants with backlogs: how many messages of each were handled, and for how many µs it held consumers."""
-    messages, held_us = Counter[int](), Counter[int]()
+) -> list[Handled]:
+    """What consumers handle in so many seconds, of tenants with so many due messages each."""
     with queue(server, folder, backlog) as port:
         consumers = Consumers(port, work_s)
         time.sleep(2)
         began_s = time.monotonic()
         time.sleep(seconds)
-        for one in consumers.stop():
-            if one.at_s >= began_s:
-                messages[one.tenant] += 1
-                held_us[one.tenant] += one.held_us
-    return messages, held_us
+        return [one for one in consumers.stop() if one.at_s >= began_s]
+
+
+def print_shares(server: EmbeddedServer, folder: Path, name: str, messages: int, seconds: float) -> None:
+    """Measure and print how evenly tenants share, which have so many due messages together."""
+    backlogs = [(FIRST + number, messages // BACKLOGS) for number in range(BACKLOGS)]
+    counts = Counter(one.tenant for one in measure_shares(server, folder, backlogs, seconds, lambda _: WORK_S))
+    print_jain(name, "their messages", _of_all(counts, BACKLOGS))
+    backlogs = [(FIRST + number, messages // BACKLOGS_OF_SLOW) for number in range(BACKLOGS_OF_SLOW)]
+    worked_us, held_us = Counter[int](), Counter[int]()
+    for one in measure_shares(server, folder, backlogs, seconds, slow_work_s):
+        worked_us[one.tenant] += one.worked_us
+        held_us[one.tenant] += one.held_us
+    for what, us in (("row to ACK", worked_us), ("with the wait for the row", held_us)):
+        print_jain(name, f"the time of consumers, one slow, {what}", _of_all(us, BACKLOGS_OF_SLOW))
 
 
 def main() -> None:
@@ -361,12 +372,7 @@ def main() -> None:
                     latencies = measure_quiet(server, folder, count, chosen.seconds, grouped=grouped)
                     beside = f"{count:,} messages" if grouped else f"{count:,} less urgent messages, without groups"
                     print(f"{flavour}: {QUIET} quiet tenants beside {beside}: {summary(latencies)}", flush=True)
-                each, many = chosen.messages // BACKLOGS, chosen.messages // BACKLOGS_OF_SLOW
-                backlogs = [(FIRST + number, each) for number in range(BACKLOGS)]
-                even, _ = measure_shares(server, folder, backlogs, chosen.seconds, lambda _: WORK_S)
-                backlogs = [(FIRST + number, many) for number in range(BACKLOGS_OF_SLOW)]
-                _, held = measure_shares(server, folder, backlogs, chosen.seconds, slow_work_s)
-                print_shares(flavour, _of_all(even, BACKLOGS), _of_all(held, BACKLOGS_OF_SLOW))
+                print_shares(server, folder, flavour, chosen.messages, chosen.seconds)
             finally:
                 server.stop(timeout_s=30)
 

@@ -1,6 +1,7 @@
-"""Acknowledgements whose answers the proxy does not get: the messages are over all the same, and their credit is free.
+"""Acknowledgements that the proxy gets neither an answer to nor a change in the binary log of: the messages are over
+all the same, and their credit is free.
 
-The proxy does not read them in the binary log, because they were made through it.
+The proxy leaves out of the binary log what has its slot in `time_acked`: it was made through it, nearly always.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.either_server
 
 
-def has_slot(proxy: RunningProxy, database: str) -> bool:
-    """Whether acknowledgements through the proxy have its mark."""
+def slot_in_acks(proxy: RunningProxy, database: str) -> int:
+    """The slot that acknowledgements through the proxy have; 0: it has none yet."""
     with proxy.connect(database=database) as client:
         enqueue(client, "m", ["before"])
         ((number,),) = rows(client, "STREAM id FROM m LIMIT 1 WAIT 10")
         assert run(client, f"ACK m WHERE id = {number}") == 1
-        return rows(client, f"SELECT time_acked % 1000 > 0 FROM m WHERE id = {number}") == [(1,)]
+        ((slot,),) = rows(client, f"SELECT time_acked % 1000 FROM m WHERE id = {number}")
+        return int(slot)
 
 
 @pytest.mark.parametrize("vanishes", [False, True], ids=["the answer is late", "its client has left"])
@@ -33,7 +35,7 @@ def test_the_next_message_comes_though_the_answer_to_the_acknowledgement_does_no
     with gated_proxy.connect(database=database) as client:
         create_queue(client, "m")
     eventually(lambda: gated_proxy.metric("binlog_following") == 1, timeout_s=30)
-    eventually(lambda: has_slot(gated_proxy, database))
+    eventually(lambda: slot_in_acks(gated_proxy, database))
     consumer = consume(gated_proxy.connect(database=database), "STREAM id FROM m PREFETCH 1")
     with connect(server, database=database) as direct:
         enqueue(direct, "m", ["a", "b"])
@@ -51,3 +53,21 @@ def test_the_next_message_comes_though_the_answer_to_the_acknowledgement_does_no
     if not vanishes:
         client.answer(int(Commands.COM_QUERY))
         client.sock.close()
+
+
+def test_the_next_message_comes_though_another_program_acknowledges_with_the_slot_of_the_proxy(
+    server, database, gated_proxy, consume
+) -> None:
+    with gated_proxy.connect(database=database) as client:
+        create_queue(client, "m")
+    eventually(lambda: gated_proxy.metric("binlog_following") == 1, timeout_s=30)
+    eventually(lambda: slot_in_acks(gated_proxy, database))
+    slot = slot_in_acks(gated_proxy, database)
+    consumer = consume(gated_proxy.connect(database=database), "STREAM id FROM m PREFETCH 1")
+    with connect(server, database=database) as direct:
+        enqueue(direct, "m", ["a", "b"])
+        eventually(lambda: len(consumer.received) == 1)
+        ((held,),) = consumer.received
+        acked = f"UNIX_TIMESTAMP() * 1000000000 + {slot}"
+        assert run(direct, f"UPDATE m SET time_acked = {acked}, time_next = NULL WHERE id = {held}") == 1
+        eventually(lambda: len(consumer.received) == 2)
