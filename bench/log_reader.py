@@ -20,6 +20,7 @@ from functools import partial
 from engine.binlog.changes import ChangeSet
 from engine.binlog.pipe import BinlogLimits, FollowRequest
 from engine.binlog.reader import LogReader, Outbox, Outboxes
+from engine.binlog.scope import Scope
 from engine.model import QueueTable, TableId, Wanted
 from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
@@ -83,7 +84,7 @@ class Bench:
     def reader(self, kind: type[LogReader]) -> LogReader:
         limits = BinlogLimits(lag_max_s=1e9)
         mark = "" if kind is Decoded else self.own.mark
-        request = FollowRequest(self.address, limits, {QUEUE: None}, mark)
+        request = FollowRequest(self.address, limits, {QUEUE: Scope()}, mark)
         reading = kind(request, Outboxes({0: Ear(limits)}), lambda _: None)
         reading.own_connections(self.numbers)
         return reading

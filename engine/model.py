@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 NS_PER_S = 1_000_000_000
@@ -171,6 +172,16 @@ class IdKind(enum.Enum):
     OTHER = enum.auto()
     """DATETIME, UUID, ENUM …: read as text, written as a quoted literal."""
 
+    @property
+    def key_type(self) -> type[Key]:
+        """The type of its values in the engine."""
+        return _KEY_TYPES.get(self, str)
+
+
+_KEY_TYPES: Final[Mapping[IdKind, type[Key]]] = MappingProxyType(
+    {IdKind.INTEGER: int, IdKind.DECIMAL: Decimal, IdKind.BINARY: bytes}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupColumn:
@@ -288,6 +299,15 @@ class QueueTable:
         """Whether several proxies can divide its messages among themselves by a hash of the id. Equal
         numbers with decimals may have different texts, and so may equal times."""
         return self.id_kind not in {IdKind.DECIMAL, IdKind.FLOAT, IdKind.TIMESTAMP}
+
+    def may_have_group(self, group: Group) -> bool:
+        """Whether values of the types of its group columns. Values that were read before it was altered may
+        be of others."""
+        columns = self.group_columns
+        return len(group) == len(columns) and all(
+            value is None or isinstance(value, column.kind.key_type)
+            for column, value in zip(columns, group, strict=True)
+        )
 
     @property
     def dead_letter(self) -> TableId | None:

@@ -400,7 +400,8 @@ class Engine:
         else:
             runners = list(self._runners.values())
         for runner in runners:
-            runner.handle(runner.dispatcher.changes_logged, seen, over, before)
+            known = [_with_own_group(entry, runner.queue) for entry in seen]
+            runner.handle(runner.dispatcher.changes_logged, known, over, before)
             if over or not seen:
                 self._parts_over(runner.queue.id, over or None)
             back = [entry.key for entry in seen if (was := before.get(entry.key)) and entry.epoch <= was[0]]
@@ -560,6 +561,11 @@ def _is_used(runner: TableRunner) -> bool:
     dispatcher, queue = runner.dispatcher, runner.queue
     in_use = bool(dispatcher.subscribers or dispatcher.taken or dispatcher.unreleased)
     return in_use or not queue.stands_alone or queue.dead_letter is not None
+
+
+def _with_own_group(entry: Entry, queue: QueueTable) -> Entry:
+    """The entry, without a message group that was read for other group columns than the queue has now."""
+    return entry if entry.group is None or queue.may_have_group(entry.group) else entry._replace(group=None)
 
 
 def _keys(runner: TableRunner, values: Iterable[object] | None) -> list[Key] | None:

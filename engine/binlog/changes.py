@@ -20,101 +20,12 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from engine.binlog.row_image import ABSENT, ColumnType, Field, RowReader, Value, is_signed, key_reader
-from engine.model import SLOTS, Delivery, Entry, Key, QueueTable, TableId
+from engine.binlog.scope import ACKED_AT, DUE_AT, EPOCH_AT, QUEUE_COLUMNS, Row, Scope
+from engine.model import Delivery, Entry, Group, Key, TableId
 from engine.store.queries import LOWEST_PRIORITY
-
-QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
-_EPOCH_AT, _DUE_AT, _ACKED_AT, _LEASE_AT = 2, 3, 4, 5
-
-Row = tuple[Any, ...]
-"""The values of QUEUE_COLUMNS, and with a ChangeFilter's lease column of that one, in an image of a row, each a
-`Value`. All but the id are integers."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeFilter:
-    """Leaves out what a proxy knows or does not need: acknowledgements that its own clients have made
-    through it, claims of other proxies, and the acknowledgements of messages that others hold.
-
-    The answer to an acknowledgement has shown the engine what it did. If that answer was lost, its lease ends
-    by a lookup or at its deadline, as without the binary log.
-
-    A message that another proxy has claimed is not due here before its wait is over, and a scan finds
-    it then. A key that was read ahead and claimed elsewhere costs one key of a claim in vain.
-    """
-
-    column: str | None
-    """The lease column. A claim writes the new time_next into it again, with the slot of its proxy. None:
-    what other proxies do is not left out."""
-    slots: frozenset[int]
-    """The slots of the proxies that get the changes: what they hold is not left out."""
-    own_slot: int = 0
-    """The slot that ends the time_acked of acknowledgements through the proxy that gets the changes. 0:
-    these are not left out. An application that writes time_acked itself, with nanoseconds, writes these
-    three digits once in a thousand times. Then the lease ends as if the answer was lost."""
-
-    def is_claim(self, before: Row, after: Row) -> bool:
-        """Whether this change of a row is a claim. All rows of an event are changed by one statement."""
-        if self.column is None:
-            return False
-        lease, epoch = after[_LEASE_AT], before[_EPOCH_AT]
-        if not isinstance(lease, int) or not isinstance(epoch, int):
-            return False
-        claimed = lease % SLOTS != 0 and lease == after[_DUE_AT] and lease != before[_LEASE_AT]
-        return claimed and after[_EPOCH_AT] == epoch + 1 and after[_ACKED_AT] is None
-
-    def is_own_ack(self, before: Row, after: Row) -> bool:
-        """Whether this change of a row is an acknowledgement through the proxy that gets the changes."""
-        acked = after[_ACKED_AT]
-        if self.own_slot == 0 or not isinstance(acked, int) or after[0] not in {before[0], ABSENT}:
-            return False
-        return acked % SLOTS == self.own_slot
-
-    def is_foreign_ack(self, before: Row, after: Row) -> bool:
-        """Whether this change of a row acknowledges a message that another proxy holds or held last."""
-        if self.column is None:
-            return False
-        lease = before[_LEASE_AT]
-        if not isinstance(lease, int) or not isinstance(after[_ACKED_AT], int):
-            return False
-        slot = lease % SLOTS
-        return slot != 0 and slot not in self.slots and lease == before[_DUE_AT]
-
-
-def change_filter(
-    queue: QueueTable, slots: frozenset[int], own_slot: int = 0, *, divided: bool = True
-) -> ChangeFilter | None:
-    """The filter for a queue and a proxy that has or had `slots` on the server, and has `own_slot` now (0:
-    none). None if every change matters. `divided`: whether proxies divide its messages among themselves.
-
-    Limits, groups, semaphores and batches depend on what is in flight, wherever it is acknowledged. Proxies
-    that do not divide the messages read ahead the same ones; so do streams with a condition, which the
-    caller knows of.
-    """
-    if not slots or not queue.stands_alone:
-        return None
-    column = queue.lease_column if divided and queue.is_shareable else None
-    return ChangeFilter(column, slots, own_slot) if column is not None or own_slot else None
-
-
-def filter_for_all(filters: Iterable[ChangeFilter | None]) -> ChangeFilter | None:
-    """One filter for several proxies that get the same changes of a table. With more than one, what the
-    clients of each acknowledge is for the others."""
-    found = list(filters)
-    if len(found) == 1:
-        return found[0]
-    known = [filter_ for filter_ in found if filter_ is not None]
-    columns = {filter_.column for filter_ in known}
-    if len(known) < len(found) or len(columns) != 1 or None in columns:
-        return None
-    return ChangeFilter(columns.pop(), frozenset[int]().union(*(filter_.slots for filter_ in known)))
-
-
-FollowedTables = Mapping[TableId, ChangeFilter | None]
-"""The tables to follow, and what is left out of their changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +74,10 @@ class Layout:
     """The layout of one message table's rows in the binary log, as of one table map."""
 
     def __init__(
-        self, columns: Sequence[ColumnType], fields: Sequence[Field | None], left_out: ChangeFilter | None = None
+        self, columns: Sequence[ColumnType], fields: Sequence[Field | None], scope: Scope | None = None
     ) -> None:
         """The table's columns in their order: from information_schema, and from the binary log.
-        `left_out`: leaves out changes.
+        `scope`: without one all changes are read, and no group.
 
         Raises UnreadableRowError if the two differ: the table was changed in between, or has a type
         unknown here.
@@ -175,7 +86,8 @@ class Layout:
         positions = {column.name.lower(): at for at, column in enumerate(columns)}
         if len(known) < len(fields) or len(fields) != len(columns) or not positions.keys() >= {*QUEUE_COLUMNS}:
             raise UnreadableRowError(f"{len(known)} of {len(columns)} columns can be read in the binary log")
-        names = [*QUEUE_COLUMNS]
+        scope = scope or Scope()
+        names, left_out = [*QUEUE_COLUMNS], scope.left_out
         column = None if left_out is None or left_out.column is None else left_out.column.lower()
         if column in positions:
             names.append(column)
@@ -190,6 +102,12 @@ class Layout:
         self._read_key = None if wanted[0] in numbers else key_reader(known[wanted[0]], identity)
         if wanted[0] not in numbers and self._read_key is None:
             raise UnreadableRowError(f"an id of type {identity.declared} can be read by the server alone")
+        group = [at for name in scope.group_columns if (at := positions.get(name.lower())) is not None]
+        readers = [reader for at in group if (reader := _value_reader(known[at], columns[at])) is not None]
+        self._group_at, self._group_readers = len(wanted), readers if len(readers) == len(scope.group_columns) else []
+        if self._group_readers:
+            wanted += group
+            numbers |= {at: signed for at in group if (signed := is_signed(columns[at])) is not None}
         self._reader = RowReader(known, wanted, numbers)
 
     def changes(self, change: Change, present: Sequence[int], data: bytes) -> list[tuple[Key, RowChange]]:
@@ -206,8 +124,8 @@ class Layout:
             row, at = read(data, at, present[0])
             if change is Change.INSERT:
                 key = self._key(row[0])
-                found.append((key, RowChange(_entry(key, row))))
-            elif row[_ACKED_AT] is None or row[_ACKED_AT] is ABSENT:  # Otherwise it was acknowledged before.
+                found.append((key, RowChange(self._entry(key, row))))
+            elif row[ACKED_AT] is None or row[ACKED_AT] is ABSENT:  # Otherwise it was acknowledged before.
                 found.append((self._key(row[0]), RowChange(None, _delivery(row))))
         return found
 
@@ -233,9 +151,9 @@ class Layout:
         key = self._key(after[0])
         if after[0] != before[0]:
             found.append((self._key(before[0]), RowChange(None, delivery)))
-        elif isinstance(before[_ACKED_AT], int) and isinstance(after[_ACKED_AT], int):
+        elif isinstance(before[ACKED_AT], int) and isinstance(after[ACKED_AT], int):
             return  # It was acknowledged before.
-        entry = _entry(key, after)
+        entry = self._entry(key, after)
         if entry is not None and delivery is None:
             raise UnreadableRowError("not the whole row before its change")
         found.append((key, RowChange(entry, delivery)))
@@ -247,25 +165,45 @@ class Layout:
             raise UnreadableRowError("no id")
         return self._read_key(value)
 
+    def _entry(self, key: Key, row: Row) -> Entry | None:
+        """The message as it now is; None if it is acknowledged."""
+        priority, epoch, due_ns, acked = row[1 : ACKED_AT + 1]
+        if acked is ABSENT:
+            raise UnreadableRowError("no time_acked")
+        if acked is not None:
+            return None
+        if priority is ABSENT or epoch is ABSENT or due_ns is ABSENT:
+            raise UnreadableRowError("not the whole row")
+        group = self._group(row[self._group_at :]) if self._group_readers else None
+        return Entry(key, epoch or 0, LOWEST_PRIORITY if priority is None else priority, due_ns or 0, group)
+
+    def _group(self, values: Row) -> Group | None:
+        """The message group of these values; None: the image leaves one out, or it is not of its column's
+        character set."""
+        if ABSENT in values:
+            return None
+        pairs = zip(self._group_readers, values, strict=True)
+        try:
+            return tuple([None if value is None else read(value) for read, value in pairs])
+        except UnicodeDecodeError:
+            return None
+
+
+def _value_reader(field: Field, column: ColumnType) -> Callable[[Any], Key] | None:
+    """A function from a `Value` of this column to what the engine reads by SQL; None: as in `key_reader`."""
+    return _as_it_is if is_signed(column) is not None else key_reader(field, column)
+
+
+def _as_it_is(value: Any) -> Key:
+    return cast("Key", value)
+
 
 def _delivery(row: Row) -> Delivery | None:
     """The delivery that a row showed; None if the image leaves it out."""
-    epoch, until_ns = row[_EPOCH_AT], row[_DUE_AT]
+    epoch, until_ns = row[EPOCH_AT], row[DUE_AT]
     if epoch is ABSENT or until_ns is ABSENT:
         return None
     return Delivery(epoch or 0, until_ns or 0)
-
-
-def _entry(key: Key, row: Row) -> Entry | None:
-    """The message as it now is; None if it is acknowledged."""
-    priority, epoch, due_ns, acked = row[1 : _ACKED_AT + 1]
-    if acked is ABSENT:
-        raise UnreadableRowError("no time_acked")
-    if acked is not None:
-        return None
-    if priority is ABSENT or epoch is ABSENT or due_ns is ABSENT:
-        raise UnreadableRowError("not the whole row")
-    return Entry(key, epoch or 0, LOWEST_PRIORITY if priority is None else priority, due_ns or 0)
 
 
 @dataclass(slots=True)

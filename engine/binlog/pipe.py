@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from engine.binlog.changes import FollowedTables
+from engine.binlog.scope import FollowedTables
 from engine.model import Key
 from engine.store.connection import BackendAddress
 

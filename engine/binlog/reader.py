@@ -15,7 +15,6 @@ fewer and coarser batches; one waits for requests.
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import os
 import random
@@ -27,7 +26,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
-from engine.binlog.changes import ChangeFilter, ChangeSet, FollowedTables, Layout, Transactions, UnreadableRowError
+from engine.binlog.changes import ChangeSet, Layout, Transactions, UnreadableRowError
 from engine.binlog.event_filter import EventFilter, OwnTransactions
 from engine.binlog.pipe import (
     BinlogLimits,
@@ -52,6 +51,7 @@ from engine.binlog.replication_adapter import (
     Unreadable,
 )
 from engine.binlog.row_image import ColumnType, field_of
+from engine.binlog.scope import FollowedTables, Scope
 from engine.model import TableId
 from engine.packets import text_values
 from engine.quoting import text_literal
@@ -79,14 +79,6 @@ UNREADABLE_IN_A_ROW_MAX = 100
 """Unreadable events in a row before the reader gives up. Few kinds of events are unreadable, so
 this many mean that the library is stuck: each attempt then fails at once and reads nothing."""
 
-
-class _New(enum.Enum):
-    """Stands for the filter of a table that is not followed."""
-
-    NEW = enum.auto()
-
-
-_NEW: Final = _New.NEW
 
 LAYOUTS_MAX = 10_000
 """Table numbers whose layout is remembered. The server gives a table a new number whenever it opens
@@ -203,7 +195,7 @@ def _batch(changes: ChangeSet, rows: int, lag_s: float, consumer: int) -> Change
             (
                 found.table.db,
                 found.table.name,
-                tuple([entry[:4] for entry in found.seen]),  # Plain tuples: they are pickled faster.
+                tuple([entry[:] for entry in found.seen]),  # Plain tuples: they are pickled faster.
                 found.over,
                 {key: delivery[:] for key, delivery in found.before.items()},
             )
@@ -231,9 +223,9 @@ class Followed:
 
     def replace(self, tables: FollowedTables) -> frozenset[TableId]:
         """Follow these tables from now on. Returns those among them of which changes may have been left
-        out until now: the new ones, and those with another filter."""
+        out until now: the new ones, and those with another scope."""
         before = self.tables
-        new = frozenset(table for table, left_out in tables.items() if before.get(table, _NEW) != left_out)
+        new = frozenset(table for table, scope in tables.items() if before.get(table) != scope)
         self.names |= {table.name for table in tables}
         self.databases |= {table.db for table in tables}
         self.tables = tables
@@ -246,7 +238,7 @@ class _Known:
     """A queue under its number in the binary log."""
 
     table: TableId
-    left_out: ChangeFilter | None
+    scope: Scope
     layout: Layout | None
     """None: its rows cannot be read."""
 
@@ -429,30 +421,26 @@ class LogReader:
         if self._generation != self.followed.generation:
             self._generation, tables = self.followed.generation, self.followed.tables
             kept = ((number, known) for number, known in self._layouts.items() if known is not None)
-            self._layouts = {at: known for at, known in kept if tables.get(known.table, _NEW) == known.left_out}
+            self._layouts = {at: known for at, known in kept if tables.get(known.table) == known.scope}
         number = event.table.number
         if number not in self._layouts:
             if len(self._layouts) >= LAYOUTS_MAX:
                 self._layouts.clear()
             table = TableId(event.table.schema, event.table.name)
-            left_out = self.followed.tables.get(table, _NEW)
+            scope = self.followed.tables.get(table)
             self._layouts[number] = (
-                None
-                if isinstance(left_out, _New)
-                else _Known(table, left_out, self._read_layout(table, event.table.columns, left_out))
+                None if scope is None else _Known(table, scope, self._read_layout(table, event.table.columns, scope))
             )
         return self._layouts[number]
 
-    def _read_layout(
-        self, table: TableId, logged: Sequence[Mapping[str, Any]], left_out: ChangeFilter | None
-    ) -> Layout | None:
+    def _read_layout(self, table: TableId, logged: Sequence[Mapping[str, Any]], scope: Scope) -> Layout | None:
         names = {"db": text_literal(table.db), "name": text_literal(table.name)}
         with closing(StoreConnection(self._address, self._connection_limits)) as connection:
             (found,) = connection.run([statement("binlog_columns", **names)])
         rows = [_texts(row) for row in found.rows]
         columns = [ColumnType(*rest) for db, name, *rest in rows if (db, name) == (table.db, table.name)]
         try:
-            return Layout(columns, [field_of(column) for column in logged], left_out)
+            return Layout(columns, [field_of(column) for column in logged], scope)
         except UnreadableRowError:
             return None
 

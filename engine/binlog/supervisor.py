@@ -22,7 +22,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.binlog.changes import FollowedTables, change_filter
 from engine.binlog.pipe import (
     HEAD_BYTES,
     BinlogLimits,
@@ -35,6 +34,7 @@ from engine.binlog.pipe import (
     size_of,
     value_of,
 )
+from engine.binlog.scope import FollowedTables, Scope, change_filter
 from engine.model import Entry, TableId
 from engine.service import Engine
 from engine.store.connection import BackendAddress
@@ -87,7 +87,10 @@ class EngineChanges:
         """The tables to follow."""
         engine = self._engine
         return {
-            queue.id: change_filter(queue, engine.slots, engine.slot, divided=queue.id not in engine.undivided)
+            queue.id: Scope(
+                change_filter(queue, engine.slots, engine.slot, divided=queue.id not in engine.undivided),
+                tuple(column.name for column in queue.group_columns),
+            )
             for queue in engine.followed_queues()
         }
 

@@ -3,13 +3,12 @@ again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from engine.dispatch.group_scans import GroupScans
 from engine.dispatch.instant import Instant
 from engine.dispatch.other_shares import OtherShares
-from engine.dispatch.read_ahead import ReadAhead
+from engine.dispatch.read_ahead import Place, ReadAhead, place_of
 from engine.dispatch.scan_position import ScanPosition
 from engine.model import Entry, Key, ScanResult
 
@@ -46,7 +45,8 @@ class ScanState:
     """A message may have become due since the last scan was started."""
     expected: dict[Key, tuple[Entry, tuple[int, int] | None]] = field(default_factory=dict)
     """Due messages that the binary log has shown while a scan was under way, and their epochs and
-    time_next before. It usually shows them: the commit that it was started for is often theirs."""
+    time_next before. It usually shows them: the commit that it was started for is often theirs. The buffer
+    has some of them already."""
     due_again_ns: int | None = None
     """When a message comes due that only a scan can find (server's clock)."""
     retry_ns: int | None = None
@@ -56,6 +56,9 @@ class ScanState:
     widens: bool = False
     """Whether the next scan reads more than the last one, if all that it has shown are messages of groups
     without a place."""
+    reach: Place | None = None
+    """The place of the last due entry that the last scan at the front has read; None: it has read all that
+    are due, or there is a scan position."""
     stale: bool = False
     """Entries may not be claimed before the next scan has come back."""
 
@@ -99,7 +102,14 @@ class ScanState:
         else:
             self.dirty = True
 
-    def expected_hidden(self, result: ScanResult) -> Collection[Key]:
+    def put_logged(self, entry: Entry, before: tuple[int, int] | None, most: int, now: Instant) -> None:
+        """The binary log shows this due message, and the buffer gets it. If a scan is under way that does
+        not show it, it stays there (`expected_hidden`). `most`: as above."""
+        self.buffer.put(entry, now)
+        if self.running and len(self.expected) < most:
+            self.expected[entry.key] = entry, before
+
+    def expected_hidden(self, result: ScanResult) -> dict[Key, Entry]:
         """The scan came back. Returns the expected messages that it does not show as the binary log
         does, or as they were later, and forgets which were expected."""
         expected, self.expected = self.expected, {}
@@ -108,7 +118,7 @@ class ScanState:
                 entry, before = expected.get(shown.key, (None, None))
                 if entry is not None and shown.is_at_least(entry, before):
                     del expected[shown.key]
-        return expected
+        return {key: entry for key, (entry, _) in expected.items()}
 
     def scan_completed(self, now: Instant, stale_ns: int) -> None:
         """The scan came back. Its entries are trusted for `stale_ns`, those of a slower scan for as
@@ -140,6 +150,11 @@ class ScanState:
         buffer = self.buffer
         whole = not buffer.more and (buffer.horizon_ns is None or entry.due_ns < buffer.horizon_ns)
         return whole and len(buffer) < self.limit and not self.running
+
+    def reaches(self, entry: Entry) -> bool:
+        """Whether the last scan has read everything that is due before this message, and the buffer has
+        room."""
+        return self.reach is not None and place_of(entry) < self.reach and len(self.buffer) < 2 * self.limit
 
     def adapt_limit(self, least: int, most: int) -> None:
         """Set the limit of the next scan: larger during a backlog, smaller when most rows are not

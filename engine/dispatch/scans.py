@@ -27,7 +27,7 @@ from engine.dispatch.effects import Effect, Scan, ScanGroups
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.dispatch.read_ahead import Place, place_of
+from engine.dispatch.read_ahead import place_of
 from engine.dispatch.scan_state import ScanState
 from engine.dispatch.visibility import AwaitingVisibility
 from engine.model import (
@@ -145,9 +145,11 @@ class ScanScheduler:
             self._awaiting.stop_awaiting((entry.key,))
         for group in groups:
             scans = group.scans
-            at_front = scans.position is None and not group.selection.partitions and scans.buffer.order is None
+            at_front = scans.position is None and not group.selection.partitions and scans.buffer.can_order(entry)
             if due and at_front and scans.started and not scans.dirty and scans.covers(entry):
                 scans.buffer.put(entry, now)  # No other message can be due before it: it needs no scan.
+            elif due and at_front and (scans.reaches(entry) or self._overtakes(group, entry)):
+                scans.put_logged(entry, before, self._limits.window_max, now)
             elif due:
                 scans.expect(entry, before, self._limits.window_max)
             elif at_front:
@@ -493,7 +495,8 @@ class ScanScheduler:
         scans.others.was_read(now)
         scans.others.note_duration(now.mono_ns - scans.begun_ns, now)
         hidden = scans.expected_hidden(result)
-        scans.dirty = scans.dirty or bool(hidden)
+        known = [entry for entry in hidden.values() if scans.position is None and scans.buffer.knows(entry)]
+        scans.dirty = scans.dirty or len(known) < len(hidden)
         self._awaiting.stop_awaiting(entry.key for entry in result.entries if entry.key not in hidden)
 
         leaves = running.share != scans.others.share and not running.group.subscribers.any_bounded
@@ -509,8 +512,12 @@ class ScanScheduler:
 
         if running.part is None or not running.part.after:
             unread = None if running.portion is None else scans.others.__contains__
-            reach = self._note_reach(running, result, now)
-            scans.buffer.replace_with(result, now, unwanted, unread, reach)
+            self._note_reach(running, result, now)
+            kept_behind = None if scans.buffer.order is None else scans.reach
+            scans.buffer.replace_with(result, now, unwanted, unread, kept_behind)
+            for entry in known:
+                if not unwanted(entry):
+                    scans.buffer.put(entry, now)
         elif len(scans.buffer) <= 2 * scans.limit:
             scans.buffer.extend_with(result, now, unwanted)
         else:
@@ -582,18 +589,23 @@ class ScanScheduler:
         """Whether group scans can find messages for a filter group."""
         return self._policy.groups_indexed and group.selection == ANYTHING and group.scans.buffer.order is not None
 
-    def _note_reach(self, running: _Running, result: ScanResult, now: Instant) -> Place | None:
-        """A scan came back that has replaced the buffer of a queue with message groups. Returns the place
-        of the last due entry that it has read; None: it has read all that are due, or the queue has no
-        groups."""
+    def _overtakes(self, group: FilterGroup, entry: Entry) -> bool:
+        """Whether the buffer of a queue with message groups may get a due message, though messages are due
+        before it that were not read. Its group has none of them, as far as is known."""
+        scans = group.scans
+        if scans.buffer.order is None or not self._finds_groups(group) or len(scans.buffer) >= 3 * self._most:
+            return False
+        return scans.by_group.priority == entry.priority and scans.by_group.is_wanted(entry, scans.buffer.order)
+
+    def _note_reach(self, running: _Running, result: ScanResult, now: Instant) -> None:
+        """A scan came back that replaces the buffer."""
         scans = running.group.scans
-        if scans.buffer.order is None or scans.position is not None or not result.more:
+        shown = result.entries[: running.limit] if result.more and scans.position is None else ()
+        scans.reach = place_of(shown[-1]) if shown else None
+        if not shown or scans.buffer.order is None:
             scans.by_group.all_shown()
-            return None
-        shown = result.entries[: running.limit]
-        if self._finds_groups(running.group):
+        elif self._finds_groups(running.group):
             scans.by_group.cut_off(shown[-1].priority, shown, now)
-        return place_of(shown[-1])
 
     def _start_group_scan(self, group: FilterGroup, now: Instant, unavailable: int) -> ScanGroups | None:
         scans = group.scans

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from engine.binlog.changes import FollowedTables
 from engine.binlog.pipe import ChangeBatch
+from engine.binlog.scope import FollowedTables
 from engine.model import TableId
 from engine.store.connection import BackendAddress
 from engine.store.port import Origin

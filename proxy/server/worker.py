@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from engine.binlog.changes import FollowedTables
+from engine.binlog.scope import FollowedTables
 from engine.binlog.supervisor import EngineChanges
 from engine.model import TableId
 from engine.service import Engine

@@ -25,8 +25,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.binlog.changes import FollowedTables, filter_for_all
 from engine.binlog.pipe import ChangeBatch, OwnConnections
+from engine.binlog.scope import FollowedTables, scope_for_all
 from engine.binlog.supervisor import ReaderSupervisor
 from engine.model import TableId
 from engine.store.route import Route
@@ -113,7 +113,7 @@ class SharedReader(ReaderSupervisor):
         """The queues that any worker knows."""
         of_workers = [worker.tables for worker in self._workers.running()]
         names = frozenset[TableId]().union(*of_workers)
-        return {name: filter_for_all(tables[name] for tables in of_workers if name in tables) for name in names}
+        return {name: scope_for_all([tables[name] for tables in of_workers if name in tables]) for name in names}
 
     def reader_started(self, lock: str) -> None:
         """A reader follows the binary log from now on."""

@@ -20,6 +20,7 @@ from engine.binlog.pipe import (
     read_message,
 )
 from engine.binlog.reader import LogReader, Outbox, Outboxes
+from engine.binlog.scope import FollowedTables, Scope
 from engine.model import Entry, Key, QueueTable, TableId
 from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
@@ -77,15 +78,24 @@ NOT_TOLD = {
 """Types whose text only the server can make: that something changed is told, and no key."""
 
 
+def _followed(tables: frozenset[TableId] | FollowedTables) -> FollowedTables:
+    return dict.fromkeys(tables, Scope()) if isinstance(tables, frozenset) else tables
+
+
 class Reader:
     """The program, and what it has said so far."""
 
-    def __init__(self, server: EmbeddedServer, tables: frozenset[TableId], limits: BinlogLimits | None = None) -> None:
+    def __init__(
+        self,
+        server: EmbeddedServer,
+        tables: frozenset[TableId] | FollowedTables,
+        limits: BinlogLimits | None = None,
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "engine.binlog.reader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         address = BackendAddress(server.host, server.port, "root")
-        self.send(FollowRequest(address, limits or BinlogLimits(), dict.fromkeys(tables)))
+        self.send(FollowRequest(address, limits or BinlogLimits(), _followed(tables)))
         assert isinstance(self.next(), ReaderStarted)
 
     def send(self, value: object) -> None:
@@ -159,12 +169,74 @@ def test_keys_and_entries_are_those_that_a_scan_reads(server, flavour, database,
         finally:
             reader.close()
     for kind, table in ids.items():
-        queue = store.describe(table).value
-        assert isinstance(queue, QueueTable), queue
-        scanned = store.scan(queue, 100).value.entries
+        scanned = store.scan(queue_of(store, table), 100).value.entries
         assert len(scanned) == len(types[kind]), kind
         expected = {entry.key: entry for entry in scanned} if kind in told else None
         assert news[table] == expected, kind
+
+
+NO_GROUP = ("DATETIME(6)", "TIMESTAMP", "VARCHAR(30) CHARACTER SET gbk")
+"""Types of which the reader does not read groups."""
+
+
+def test_message_groups_are_those_that_a_scan_reads(server, flavour, database, store) -> None:
+    told = {**TOLD, **(TOLD_BY_MARIADB if flavour == "mariadb" else {})}
+    types = {**told, **{kind: NOT_TOLD[kind] for kind in NO_GROUP}}
+    tables = {kind: TableId(database, f"t{number}") for number, kind in enumerate(types)}
+    with connect(server, database=database) as root:
+        run(root, "SET sql_mode = ''")
+        for kind, table in tables.items():
+            run(
+                root,
+                f"CREATE TABLE {table.name} (id INT NOT NULL PRIMARY KEY AUTO_INCREMENT, v VARCHAR(9), Tenant {kind},"
+                f" {OWN}, part SMALLINT UNSIGNED) COMMENT '{directives(group_by='tenant|part')}'",
+            )
+        queues = {kind: queue_of(store, table) for kind, table in tables.items()}
+        columns = {kind: tuple(column.name for column in queue.group_columns) for kind, queue in queues.items()}
+        assert {*columns.values()} == {("Tenant", "part")}
+        reader = Reader(server, {tables[kind]: Scope(None, columns[kind]) for kind in types})
+        try:
+            for kind, table in tables.items():
+                values = ", ".join(f"('x', {value}, 65535)" for value in ("NULL", *types[kind]))
+                run(root, f"INSERT INTO {table.name} (v, Tenant, part) VALUES {values}")
+            news = reader.news(len(types))
+        finally:
+            reader.close()
+    for kind, table in tables.items():
+        scanned = store.scan(queues[kind], 100).value.entries
+        assert len(scanned) == 1 + len(types[kind]), kind
+        known = kind in told
+        expected = {entry.key: entry if known else entry._replace(group=None) for entry in scanned}
+        assert news[table] == expected, kind
+
+
+@pytest.mark.parametrize("kind", ["VIRTUAL", "STORED"])
+def test_message_groups_of_generated_columns_are_those_that_a_scan_reads(server, database, store, kind) -> None:
+    table = TableId(database, "m")
+    with connect(server, database=database) as root:
+        run(
+            root,
+            f"CREATE TABLE m (id INT NOT NULL PRIMARY KEY, body JSON, {OWN},"
+            f" tenant VARCHAR(9) AS (JSON_VALUE(body, '$.tenant')) {kind}) COMMENT '{directives(group_by='tenant')}'",
+        )
+        queue = queue_of(store, table)
+        reader = Reader(server, {table: Scope(None, ("tenant",))})
+        try:
+            run(root, """INSERT INTO m (id, body) VALUES (1, '{"tenant": "a"}'), (2, '{"tenant": "b"}'), (3, '{}')""")
+            inserted, scanned = reader.news(1), store.scan(queue, 100).value.entries
+            assert inserted[table] == {entry.key: entry for entry in scanned}
+            run(root, """UPDATE m SET priority = 1, body = '{"tenant": "c"}' WHERE id = 1""")
+            run(root, "UPDATE m SET priority = 1 WHERE id IN (2, 3)")
+            updated, scanned = reader.news(1), store.scan(queue, 100).value.entries
+            assert (updated[table] or {}).items() <= {entry.key: entry for entry in scanned}.items()
+        finally:
+            reader.close()
+
+
+def queue_of(store: MySQLStore, table: TableId) -> QueueTable:
+    queue = store.describe(table).value
+    assert isinstance(queue, QueueTable), queue
+    return queue
 
 
 @pytest.fixture
@@ -215,7 +287,7 @@ def test_a_table_named_later_is_told_of_and_what_was_missed_too(server, database
     with connect(server, database=database) as root:
         run(root, "CREATE TABLE n LIKE m")
         other = TableId(database, "n")
-        reader.send({table: None, other: None})
+        reader.send({table: Scope(), other: Scope()})
         assert reader.news(1) == {other: None}
         run(root, "INSERT INTO n (id) VALUES (1)")
         assert reader.news(1)[other] == {1: Entry(1, 0, 0, 0)}
@@ -296,7 +368,7 @@ class _CountingReader(LogReader):
 
 
 def test_transactions_on_other_tables_are_not_taken_apart(server, database, table) -> None:
-    order = FollowRequest(BackendAddress(server.host, server.port, "root"), BinlogLimits(), {table: None})
+    order = FollowRequest(BackendAddress(server.host, server.port, "root"), BinlogLimits(), {table: Scope()})
     told = _Told(last=2)
     reader = _CountingReader(order, Outboxes({0: told}), lambda _: None)
     with connect(server, database=database) as root:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from engine.binlog.changes import Change, ChangeFilter, ChangeSet
+from engine.binlog.changes import Change, ChangeSet
 from engine.binlog.pipe import BinlogLimits, FollowRequest
 from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.binlog.replication_adapter import Event, Rows
+from engine.binlog.scope import ChangeFilter, Scope
 from engine.model import Entry, Key, QueueTable, Return, TableId, Wanted
 from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
@@ -83,7 +84,8 @@ class Log:
         tables = [self.id(name) for name in ("m", "dead", "leased")]
         address = BackendAddress(server.host, server.port, "root")
         self.reader = CountingReader(
-            FollowRequest(address, BinlogLimits(), dict.fromkeys(tables), self.own.mark, "a lock of its own"), self.told
+            FollowRequest(address, BinlogLimits(), dict.fromkeys(tables, Scope()), self.own.mark, "a lock of its own"),
+            self.told,
         )
         run(self.root, f"DO GET_LOCK('{self.lock}', 0)")
         self.own.report_by(self.lock, self.reader.own_connections)
@@ -161,7 +163,9 @@ def test_what_others_do_in_between_is_reported(log: Log) -> None:
 
 def test_of_a_queue_with_a_lease_column_the_claims_and_acknowledgements_of_other_proxies_are_left_out(log: Log) -> None:
     own, other = 3, 4
-    log.reader.followed.replace({log.id("m"): None, log.id("leased"): ChangeFilter("lease", frozenset({own}))})
+    log.reader.followed.replace(
+        {log.id("m"): Scope(), log.id("leased"): Scope(ChangeFilter("lease", frozenset({own})))}
+    )
     enqueue(log.root, "leased", "abcd")
     for slot, keys, store in ((own, (1, 2), log.store), (other, (3, 4), log.new_store(OwnWrites()))):
         wanted = [Wanted(key, 0, WAIT_NS) for key in keys]
@@ -210,7 +214,7 @@ def test_workers_with_one_reader_get_each_others_claims_and_not_their_own(log: L
     queue, others_own = log.queue(), OwnWrites()
     others_store, told = log.new_store(others_own), {1: Kept(), 2: Told()}
     address = BackendAddress(log.server.host, log.server.port, "root")
-    request = FollowRequest(address, BinlogLimits(), {log.id("m"): None}, consumers=(1, 2))
+    request = FollowRequest(address, BinlogLimits(), {log.id("m"): Scope()}, consumers=(1, 2))
     reader = LogReader(request, Outboxes(told), lambda _: None)
     begin = reader._begin()
     reader._begin = lambda: begin  # type: ignore[method-assign]  # What is written until it runs.

@@ -11,12 +11,12 @@ import pytest
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Cause
 from engine.dispatch.instant import Instant
-from engine.model import BrokenTable, Key, QueueTable, TableId
+from engine.model import BrokenTable, Entry, Group, Key, QueueTable, TableId
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row
 from engine.store.port import Described, StoreError, Timed
-from tests.support.play import FORMAT, TABLE, queue_table
+from tests.support.play import FORMAT, POLICY, TABLE, queue_table
 
 NOW_NS = 10**18
 OTHER = TableId("test", "other")
@@ -114,6 +114,29 @@ def test_acknowledgements_and_wakeups_in_one_turn_of_the_event_loop_are_one_even
         await engine.close()
 
     asyncio.run(play())
+
+
+def test_a_logged_message_group_of_other_group_columns_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binary log may still be read for the columns that the queue had before it was altered."""
+    seen: list[Entry] = []
+
+    def note(self: Dispatcher, now: Instant, entries: Sequence[Entry] = (), *_: object) -> Effects:
+        seen.extend(entries)
+        return []
+
+    async def play() -> None:
+        store = MemoryStore(now_ns=NOW_NS)
+        store.add_table(queue_table(replace(POLICY, group_by=("tenant", "region"))))
+        engine = Engine(store, EngineSettings())
+        await engine.start()
+        engine.subscribe(await engine.queue(TABLE), Basket(), holder=1, row_format=FORMAT)
+        groups: list[Group | None] = [(1, None), (1,), ("1", 2), (b"1", 2), (1, 2, 3), None]
+        engine.changes_logged(TABLE, [Entry(key, 0, 0, 0, group) for key, group in enumerate(groups)])
+        await engine.close()
+
+    monkeypatch.setattr(Dispatcher, "changes_logged", note)
+    asyncio.run(play())
+    assert [entry.group for entry in seen] == [(1, None), None, None, None, None, None]
 
 
 def test_a_table_that_cannot_be_described_affects_no_other() -> None:

@@ -18,6 +18,7 @@ from engine.binlog.changes import (
 from engine.binlog.pipe import BinlogLimits
 from engine.binlog.reader import Outbox, Outboxes
 from engine.binlog.row_image import ColumnType, Field, field_of
+from engine.binlog.scope import Scope
 from engine.dispatch.effects import Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.read_ahead import ReadAhead
@@ -125,6 +126,26 @@ def test_a_message_whose_delivery_before_a_change_is_unknown_is_not_reported_as_
     reset = image(MISSING, MISSING, 0, 0, 0, None)
     with pytest.raises(UnreadableRowError):
         list(layout.changes(Change.UPDATE, [0b10, 0b111100], only_id + reset))
+
+
+def test_the_message_group_of_an_entry_is_read_where_the_image_has_it() -> None:
+    columns = [ColumnType("note", "varchar", "varchar(10)", "utf8mb4"), *COLUMNS[1:]]
+    layout = Layout(columns, FIELDS, Scope(None, ("NOTE", "id")))
+    rows = image("ä".encode(), 1, 0, 0, 0, None) + image(None, 2, 0, 0, 0, None) + image(b"\xff", 3, 0, 0, 0, None)
+    entries = [change.entry for _, change in layout.changes(Change.INSERT, [ALL], rows)]
+    assert entries == [Entry(1, 0, 0, 0, ("ä", 1)), Entry(2, 0, 0, 0, (None, 2)), Entry(3, 0, 0, 0)]
+    whole, rescheduled = image(b"x", 1, 2, 3, 4, None), image(MISSING, MISSING, MISSING, MISSING, 7, MISSING)
+    ((_, change),) = layout.changes(Change.UPDATE, [ALL, 0b010000], whole + rescheduled)
+    assert change.entry == Entry(1, 3, 2, 7, ("x", 1))
+    without = image(MISSING, 1, 2, 3, 4, None)
+    ((_, change),) = layout.changes(Change.UPDATE, [0b111110, 0b010000], without + rescheduled)
+    assert change.entry == Entry(1, 3, 2, 7)
+
+
+@pytest.mark.parametrize("scope", [Scope(None, ("note",)), Scope(None, ("id", "note")), Scope(None, ("id", "gone"))])
+def test_no_group_is_read_if_a_column_is_unknown_or_only_the_server_knows_its_text(scope: Scope) -> None:
+    ((_, change),) = Layout(COLUMNS, FIELDS, scope).changes(Change.INSERT, [ALL], image(b"x", 1, 0, 0, 0, None))
+    assert change.entry == Entry(1, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from engine.binlog.changes import Change, ChangeFilter, Layout, RowChange, change_filter, filter_for_all
+from engine.binlog.changes import Change, Layout, RowChange
 from engine.binlog.reader import Followed
 from engine.binlog.row_image import ColumnType, Field
+from engine.binlog.scope import ChangeFilter, Scope, change_filter, filter_for_all, scope_for_all
 from engine.model import Delivery, Entry, IdKind, QueueTable, TableId, end_with_slot
 from tests.support.play import queue_table
 
@@ -48,7 +49,7 @@ def acked(row: tuple[int | None, ...], through: int = 0) -> tuple[int | None, ..
 def changes(
     *images: tuple[int | None, ...], slots: frozenset[int] = frozenset({OWN}), own_slot: int = 0
 ) -> dict[Any, Entry | None]:
-    layout = Layout(COLUMNS, FIELDS, ChangeFilter("UNTIL", slots, own_slot))
+    layout = Layout(COLUMNS, FIELDS, Scope(ChangeFilter("UNTIL", slots, own_slot)))
     return {key: change.entry for key, change in layout.changes(Change.UPDATE, [ALL, ALL], rows(*images))}
 
 
@@ -65,7 +66,7 @@ def test_acknowledgements_of_what_other_proxies_hold_are_left_out_row_by_row() -
 def test_an_acknowledgement_comes_with_the_delivery_before_as_without_a_filter() -> None:
     mine = held(1, OWN)
     with_filter, without = (
-        Layout(COLUMNS, FIELDS, leases) for leases in (ChangeFilter("until", frozenset({OWN})), None)
+        Layout(COLUMNS, FIELDS, Scope(leases)) for leases in (ChangeFilter("until", frozenset({OWN})), None)
     )
     expected = [(1, RowChange(None, Delivery(1, end_with_slot(END_NS, OWN))))]
     data = rows(mine, acked(mine))
@@ -87,7 +88,7 @@ def test_acknowledgements_through_other_proxies_or_none_are_reported() -> None:
 
 
 def test_a_table_without_a_lease_column_leaves_out_the_acknowledgements_through_this_proxy_alone() -> None:
-    layout = Layout(COLUMNS[:5], FIELDS[:5], ChangeFilter(None, frozenset({OWN}), OWN))
+    layout = Layout(COLUMNS[:5], FIELDS[:5], Scope(ChangeFilter(None, frozenset({OWN}), OWN)))
     for slot, seen in ((OWN, []), (OTHER, [1])):
         data = rows(ready(1)[:5], acked(ready(1), through=slot)[:5])
         assert [key for key, _ in layout.changes(Change.UPDATE, [0b11111, 0b11111], data)] == seen
@@ -119,20 +120,20 @@ def test_acknowledgements_of_what_nobody_holds_are_reported() -> None:
 
 
 def test_deletes_and_inserts_are_never_left_out() -> None:
-    layout = Layout(COLUMNS, FIELDS, ChangeFilter("until", frozenset({OWN})))
+    layout = Layout(COLUMNS, FIELDS, Scope(ChangeFilter("until", frozenset({OWN}))))
     row = rows(held(1, OTHER))
     assert [key for key, _ in layout.changes(Change.DELETE, [ALL], row)] == [1]
     assert [key for key, _ in layout.changes(Change.INSERT, [ALL], row)] == [1]
 
 
 def test_images_without_the_lease_are_read_as_without_a_filter() -> None:
-    layout = Layout(COLUMNS, FIELDS, ChangeFilter("until", frozenset({OWN})))
+    layout = Layout(COLUMNS, FIELDS, Scope(ChangeFilter("until", frozenset({OWN}))))
     acknowledgement = bytes([0]) + struct.pack("<q", 1) + bytes([0b01]) + struct.pack("<q", 9)
     assert layout.changes(Change.UPDATE, [0b000001, 0b011000], acknowledgement) == [(1, RowChange(None))]
 
 
 def test_without_the_lease_column_in_the_table_changes_of_others_are_reported() -> None:
-    layout = Layout(COLUMNS[:5], FIELDS[:5], ChangeFilter("until", frozenset({OWN})))
+    layout = Layout(COLUMNS[:5], FIELDS[:5], Scope(ChangeFilter("until", frozenset({OWN}))))
     data = rows(ready(1)[:5], (1, 0, 1, 8, None))
     assert [key for key, _ in layout.changes(Change.UPDATE, [0b11111, 0b11111], data)] == [1]
 
@@ -209,7 +210,14 @@ def test_workers_whose_filters_differ_have_none() -> None:
 
 def test_with_another_filter_the_changes_of_a_table_are_unknown_once() -> None:
     table, followed = TableId("shop", "orders"), Followed()
-    assert followed.replace({table: None}) == {table}
-    assert followed.replace({table: None}) == frozenset()
-    assert followed.replace({table: ChangeFilter("until", frozenset({1}))}) == {table}
-    assert followed.replace({table: None}) == {table}
+    assert followed.replace({table: Scope()}) == {table}
+    assert followed.replace({table: Scope()}) == frozenset()
+    assert followed.replace({table: Scope(ChangeFilter("until", frozenset({1})))}) == {table}
+    assert followed.replace({table: Scope()}) == {table}
+    assert followed.replace({table: Scope(None, ("tenant",))}) == {table}
+
+
+def test_workers_that_know_different_groups_read_none() -> None:
+    one, two = Scope(None, ("tenant",)), Scope(None, ("region",))
+    assert scope_for_all([one, one]) == one
+    assert scope_for_all([one, two]) == Scope()

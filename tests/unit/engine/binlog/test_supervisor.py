@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.binlog.changes import FollowedTables
 from engine.binlog.pipe import ChangeBatch, ReaderEnded
+from engine.binlog.scope import FollowedTables
 from engine.binlog.supervisor import FollowerLimits, ReaderSupervisor
 from engine.store.connection import BackendAddress
 
