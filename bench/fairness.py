@@ -1,14 +1,14 @@
 """How long quiet tenants wait beside a noisy one, how evenly tenants share, and what shuffle sharding does.
 
-    .venv/bin/python bench/fairness.py [--messages N] [--seconds N] [--server mysql|mariadb]
+    .venv/bin/python bench/fairness.py [--messages N] [--seconds N] [--rounds N] [--server mysql|mariadb]
 
 Measured through a proxy, for each server:
 
 * 100 quiet tenants add a message a second each, to an empty queue, and to one with so many due messages
-  of one tenant at the front: from the INSERT until a consumer has the row, median and 99th percentile.
-  Beside it what priorities do instead: the same backlog in a queue without groups, whose quiet
-  messages are more urgent than all of it. While messages are ready, a scan looks for more urgent ones
-  every 50 ms.
+  of one tenant at the front: from before the INSERT until a consumer has the row, and the INSERT alone,
+  median and 99th percentile of all rounds. Beside it what priorities do instead: the same backlog in a
+  queue without groups, whose quiet messages are more urgent than all of it. The three are measured in
+  turn.
 * Twenty tenants with a backlog, one block behind the other: Jain's index (1: even) of the messages that
   each got.
 * Four such tenants, and the work of one takes ten times as long: Jain's index of the time for which each
@@ -35,7 +35,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median, quantiles
@@ -307,10 +307,20 @@ def queue(
         yield proxy.port
 
 
+@dataclass(slots=True)
+class Waits:
+    """How long the messages of quiet tenants took, in seconds."""
+
+    to_row: list[float] = field(default_factory=list)
+    """From before the INSERT until the consumer had the row."""
+    insert: list[float] = field(default_factory=list)
+    """Until the INSERT was answered."""
+
+
 def measure_quiet(
-    server: EmbeddedServer, folder: Path, messages: int, seconds: float, *, grouped: bool = True
-) -> list[float]:
-    """The latencies of the quiet tenants beside a backlog of one tenant."""
+    server: EmbeddedServer, folder: Path, messages: int, seconds: float, waits: Waits, *, grouped: bool = True
+) -> None:
+    """Add the latencies of the quiet tenants beside a backlog of one tenant."""
     with queue(server, folder, [(NOISY, messages)] if messages else [], grouped=grouped) as port:
         consumers = Consumers(port, lambda _: WORK_S)
         time.sleep(2)
@@ -318,9 +328,29 @@ def measure_quiet(
         with producer.cursor() as cursor:
             for at_s, tenant in quiet_arrivals(seconds):
                 time.sleep(max(0.0, began_s + at_s - time.monotonic()))
-                cursor.execute(f"INSERT INTO m (tenant, sent) VALUES ({tenant}, {time.time()!r})")
+                sent_s = time.time()
+                cursor.execute(f"INSERT INTO m (tenant, sent) VALUES ({tenant}, {sent_s!r})")
+                waits.insert.append(time.time() - sent_s)
         time.sleep(1)
-        return [one.waited_s for one in consumers.stop() if 0 <= one.tenant < QUIET]
+        waits.to_row += [one.waited_s for one in consumers.stop() if 0 <= one.tenant < QUIET]
+
+
+def print_quiet(server: EmbeddedServer, folder: Path, name: str, messages: int, seconds: float, rounds: int) -> None:
+    """Measure and print how long the messages of quiet tenants take, in so many rounds."""
+    waits = {
+        "an empty queue": Waits(),
+        f"{messages:,} messages": Waits(),
+        f"{messages:,} less urgent messages, without groups": Waits(),
+    }
+    for _ in range(rounds):
+        for (beside, found), (count, grouped) in zip(
+            waits.items(), ((0, True), (messages, True), (messages, False)), strict=True
+        ):
+            measure_quiet(server, folder, count, seconds, found, grouped=grouped)
+            print(f"  {beside}: {summary(found.to_row)} so far", flush=True)
+    for beside, found in waits.items():
+        print(f"{name}: {QUIET} quiet tenants beside {beside}: {summary(found.to_row)}", flush=True)
+        print(f"{name}:   of this the INSERT: {summary(found.insert)}", flush=True)
 
 
 def measure_shares(
@@ -358,6 +388,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fairness among tenants")
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--server", choices=["mysql", "mariadb"], action="append")
     chosen = parser.parse_args()
     print_models(chosen.messages, chosen.seconds)
@@ -368,10 +399,7 @@ def main() -> None:
             server = new_server(flavour, folder / "server", durable=True)
             server.start()
             try:
-                for count, grouped in ((0, True), (chosen.messages, True), (chosen.messages, False)):
-                    latencies = measure_quiet(server, folder, count, chosen.seconds, grouped=grouped)
-                    beside = f"{count:,} messages" if grouped else f"{count:,} less urgent messages, without groups"
-                    print(f"{flavour}: {QUIET} quiet tenants beside {beside}: {summary(latencies)}", flush=True)
+                print_quiet(server, folder, flavour, chosen.messages, chosen.seconds, chosen.rounds)
                 print_shares(server, folder, flavour, chosen.messages, chosen.seconds)
             finally:
                 server.stop(timeout_s=30)
