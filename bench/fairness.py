@@ -51,6 +51,8 @@ from tests.support.servers import new_server
 CONSUMERS = 8
 WORK_S = 0.005
 """One message takes a consumer so long."""
+SETTLING_S = 10
+"""Before a measurement. The server writes the backlog to disk, and the proxy reads it in the binary log."""
 QUIET = 100
 BACKLOGS = 20
 BACKLOGS_OF_SLOW = 4
@@ -323,7 +325,7 @@ def measure_quiet(
     """Add the latencies of the quiet tenants beside a backlog of one tenant."""
     with queue(server, folder, [(NOISY, messages)] if messages else [], grouped=grouped) as port:
         consumers = Consumers(port, lambda _: WORK_S)
-        time.sleep(2)
+        time.sleep(SETTLING_S)
         began_s, producer = time.monotonic(), connect(port)
         with producer.cursor() as cursor:
             for at_s, tenant in quiet_arrivals(seconds):
@@ -363,7 +365,7 @@ def measure_shares(
     """What consumers handle in so many seconds, of tenants with so many due messages each."""
     with queue(server, folder, backlog) as port:
         consumers = Consumers(port, work_s)
-        time.sleep(2)
+        time.sleep(SETTLING_S)
         began_s = time.monotonic()
         time.sleep(seconds)
         return [one for one in consumers.stop() if one.at_s >= began_s]
