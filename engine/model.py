@@ -301,8 +301,8 @@ class QueueTable:
         return self.id_kind not in {IdKind.DECIMAL, IdKind.FLOAT, IdKind.TIMESTAMP}
 
     def may_have_group(self, group: Group) -> bool:
-        """Whether values of the types of its group columns. Values that were read before it was altered may
-        be of others."""
+        """Whether these values have the number and the types of its group columns. Those of a row that was
+        read before the table was altered may have others."""
         columns = self.group_columns
         return len(group) == len(columns) and all(
             value is None or isinstance(value, column.kind.key_type)

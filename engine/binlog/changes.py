@@ -10,7 +10,7 @@ comes with the delivery that its row showed *before*: it shows whether the chang
 after a claim of the engine's.
 
 The acknowledgements of its own clients, what other proxies claim, and the acknowledgements of what
-these hold, are left out where they do not matter here (`ChangeFilter`). Otherwise each proxy would
+these hold, are left out where they do not matter here (`scope.ChangeFilter`). Otherwise each proxy would
 spend the same time on every message.
 """
 

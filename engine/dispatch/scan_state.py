@@ -103,8 +103,8 @@ class ScanState:
             self.dirty = True
 
     def put_logged(self, entry: Entry, before: tuple[int, int] | None, most: int, now: Instant) -> None:
-        """The binary log shows this due message, and the buffer gets it. If a scan is under way that does
-        not show it, it stays there (`expected_hidden`). `most`: as above."""
+        """Add a due message that the binary log shows to the buffer. A scan under way that does not show it
+        does not remove it (`expected_hidden`). `most`: how many messages are remembered for that."""
         self.buffer.put(entry, now)
         if self.running and len(self.expected) < most:
             self.expected[entry.key] = entry, before
