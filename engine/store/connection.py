@@ -147,6 +147,8 @@ class Result:
     rows: list[bytes]
     affected: int = 0
     warnings: int = 0
+    insert_id: int = 0
+    """The last insert id in the server's answer."""
 
 
 class StoreConnection:
@@ -174,7 +176,8 @@ class StoreConnection:
         self._mark = mark
         self._checks_writable = checks_writable
         self._wrote = False
-        self._reset_due = False
+        self._owed = 0
+        """Replies to a reset that have not been read."""
         self._buffer, self._at = b"", 0
         with self._as_store_errors():
             self._connection: Connection = connect(
@@ -214,22 +217,52 @@ class StoreConnection:
         With `keep_last`, the rows of the last statement are passed to it one by one, and not held.
         The first statement that fails ends them all. Raises StoreError.
         """
-        reset = self._reset_due
+        self._begin(statements, context)
+        return [*(self.result() for _ in statements[:-1]), self.result(keep_last)]
+
+    def run_and_read(
+        self,
+        statements: Sequence[str],
+        context: SessionContext,
+        command: int,
+        payload: bytes,
+        read: Callable[[], object],
+        on_results: Callable[[Sequence[Result]], None],
+    ) -> bool:
+        """Send statements, and in the same packet one further command, all in this context.
+
+        `on_results` is called with the results of the statements. Then `read` reads the reply to the
+        command. Returns whether the command succeeded. Raises StoreError if a statement failed; the server
+        carries out the command all the same, and its reply is read.
+        """
+        try:
+            self._begin(statements, context, _framed(command, payload))
+            results = [self.result() for _ in statements]
+        except StoreError:
+            if not self.broken:
+                with suppress(StoreError):
+                    read()
+            raise
+        on_results(results)
+        try:
+            read()
+        except StoreError:
+            return False
+        return True
+
+    def _begin(self, statements: Sequence[str], context: SessionContext, behind: bytes = b"") -> None:
+        """Send statements and the packets `behind` them, and read the replies to what comes before
+        their results."""
         entering = [] if context == self.context else [_context_statement(context)]
-        if reset:
-            entering = [_session_statement(self._limits, context)]
         checks = self._checks(statements)
         command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *checks, *self._marked(statements)]).encode())
-        self._send(_framed(COM_RESET_CONNECTION, b"") + command if reset else command)
-        if reset:
-            self._finish_reset()
+        self._send(command + behind)
         self._wrote = self._wrote or any(text.startswith(_WRITING) for text in statements)
         for _ in entering:
             self.result()
         if entering:
             self.context = context
         self._read_checks(checks)
-        return [*(self.result() for _ in statements[:-1]), self.result(keep_last)]
 
     def commit_and_read(
         self, writes: Sequence[str], context: SessionContext, command: int, payload: bytes, read: Callable[[], object]
@@ -268,14 +301,20 @@ class StoreConnection:
         """Send one command. The caller reads its reply."""
         self._send(_framed(command, payload))
 
-    def reset_before_next_use(self) -> None:
-        """Reset the session before the next statement, if it has written.
+    def reset(self) -> None:
+        """Reset the session if it has written. The replies are read before the next statement.
 
         A table's triggers run in the session that writes to it and may SET any variable, even the
-        clock. That must not affect other tables or the engine's own reads. Costs no round trip.
+        clock. That must not affect other tables or the engine's own reads. Costs no round trip, and
+        nobody waits for it. Never raises.
         """
-        if self._wrote:
-            self._reset_due, self.context = True, None
+        if not self._wrote or self.broken:
+            return
+        context = self.context or OWN_CONTEXT
+        settings = _framed(COMMAND.COM_QUERY, _session_statement(self._limits, context).encode())
+        with suppress(StoreError):
+            self._send(_framed(COM_RESET_CONNECTION, b"") + settings)
+            self._wrote, self._owed, self.context = False, 2, context
 
     def _marked(self, statements: Sequence[str]) -> list[str]:
         return [self._mark + text if text.startswith(_WRITING) else text for text in statements]
@@ -303,9 +342,15 @@ class StoreConnection:
         except StoreError:
             self.broken = True  # The next statements would run in the old session.
             raise
-        self._wrote = self._reset_due = False
+        self._wrote = False
+
+    def _read_owed(self) -> None:
+        while self._owed:
+            self._owed -= 1
+            self._finish_reset()
 
     def _send(self, framed: bytes) -> None:
+        self._read_owed()
         with self._as_store_errors():
             self._socket.sendall(framed)
 
@@ -314,7 +359,7 @@ class StoreConnection:
         first = self._reply()
         if first[0] == OK:
             head = ok_head_at(first, 0, len(first))
-            return Result([], head.affected_rows, head.warnings)
+            return Result([], head.affected_rows, head.warnings, head.insert_id)
         columns, _ = lenenc_at(first, 0, len(first))
         self._skip(columns + 1)
         rows: list[bytes] = []
@@ -332,7 +377,11 @@ class StoreConnection:
 
     def stale(self) -> bool:
         """Whether bytes have arrived that no command caused: the server has ended the
-        connection."""
+        connection. Waits for the replies to a reset."""
+        try:
+            self._read_owed()
+        except StoreError:
+            return True
         if self.broken or self._at < len(self._buffer):
             return True
         poll = select.poll()

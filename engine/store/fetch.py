@@ -5,14 +5,14 @@ produces the same bytes as on the client's own connection. A budget bounds the b
 read in slices that should fit it, by the size of the table's earlier rows. Rows beyond the budget
 are received and dropped.
 
-The rows of a claim are read behind its commit in the same packet (`run_behind`), if all its
-subscribers have one format.
+The rows of a claim are read behind its commit in the same packet, if all its subscribers have one
+format: `run_behind`, and `run_with` for a claim that is one packet as a whole.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from engine.model import Delivery, FetchResult, Key, QueueTable, RowFormat
@@ -68,13 +68,38 @@ class Fetch:
         all the same. Raises StoreError if a write failed.
         """
         part, left = self._sliced(list(self._keys))
-        text = self._text(part).encode()
-        command, read = COMMAND.COM_QUERY, partial(connection.result, self._keep)
-        if self._binary:
-            command, read = COMMAND.COM_STMT_PREPARE, partial(self._execute, connection)
-        if not connection.commit_and_read(writes, self.context, command, text, read):
+        if not connection.commit_and_read(writes, self.context, *self._command(connection, part)):
             return None
         return self._result(left)
+
+    def run_with(
+        self,
+        connection: StoreConnection,
+        statements: Sequence[str],
+        on_results: Callable[[Sequence[Result]], Mapping[Key, Delivery]],
+    ) -> FetchResult | None:
+        """Send `statements`, the last of which commit, and read the rows behind them, in the same packet
+        and all in the context of the rows.
+
+        `on_results` returns the deliveries by the results of the statements. Rows of other deliveries are
+        not kept. None: the rows could not be read; the statements have succeeded all the same. Raises
+        StoreError if one failed.
+        """
+
+        def note(results: Sequence[Result]) -> None:
+            self._keys = on_results(results)
+
+        part, _ = self._sliced(list(self._keys))
+        if not connection.run_and_read(statements, self.context, *self._command(connection, part), note):
+            return None
+        return self._result([key for key in self._keys if key not in part])
+
+    def _command(self, connection: StoreConnection, keys: Sequence[Key]) -> tuple[int, bytes, Callable[[], object]]:
+        """The command that reads these rows, its payload, and what reads the reply."""
+        text = self._text(keys).encode()
+        if self._binary:
+            return COMMAND.COM_STMT_PREPARE, text, partial(self._execute, connection)
+        return COMMAND.COM_QUERY, text, partial(connection.result, self._keep)
 
     @property
     def _full(self) -> bool:

@@ -4,7 +4,7 @@ The connection given back last is taken first, so a quiet engine uses one connec
 server's timeouts may end the others. A connection that the server ended is noticed when it is
 taken, and replaced. Among the idle ones, a session that already has the required context is taken
 first: a subscriber with its own character set then costs one SET, not one for each fetch. A session
-that has written is reset before its next use.
+that has written is reset when it is given back.
 """
 
 from __future__ import annotations
@@ -123,23 +123,33 @@ class Pool:
                 connection.broken = True  # Its end rolls back the transaction.
 
     def _take(self, context: SessionContext) -> StoreConnection:
+        while (connection := self._idle_one(context)) is not None:
+            if not connection.stale():
+                return connection
+            with self._changed:
+                self._busy.discard(connection)
+                self._outdated.discard(connection)
+                self._changed.notify()
+            connection.close()
+        return self._opened()
+
+    def _idle_one(self, context: SessionContext) -> StoreConnection | None:
+        """An idle connection; None: the caller has to open one."""
         with self._changed:
             while True:
                 self._changed.wait_for(self._may_go_on)
                 if self._closed:
                     raise StoreError(CLOSED)
-                while self._idle:
+                if self._idle:
                     connection = self._idle.pop(self._best(context))
-                    if not connection.stale():
-                        self._busy.add(connection)
-                        return connection
-                    connection.close()
+                    self._busy.add(connection)
+                    return connection
                 if not (self._opening and self._reach.away):
                     break
                 self._changed.wait()  # Another call tries whether the server is back: one attempt is enough.
             self._reach.check()
             self._opening += 1
-        return self._opened()
+        return None
 
     def _opened(self) -> StoreConnection:
         connection, closed, abandoned = None, False, self._abandoned
@@ -175,12 +185,12 @@ class Pool:
         return len(self._idle) - 1
 
     def _give_back(self, connection: StoreConnection) -> None:
+        connection.reset()
         with self._changed:
             self._busy.discard(connection)
             keep = not (self._closed or connection.broken or connection in self._outdated)
             self._outdated.discard(connection)
             if keep:
-                connection.reset_before_next_use()
                 self._idle.append(connection)
             self._changed.notify()
         if not keep:

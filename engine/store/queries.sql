@@ -197,6 +197,17 @@ WHERE id IN ($ids) AND time_acked IS NULL
 ORDER BY id
 FOR UPDATE SKIP LOCKED
 
+-- name: claim_lock_one
+-- The same for one message, in the session of its subscriber: MariaDB converts numbers to the character
+-- set of the results. If another transaction has locked the row, this fails at once, and the statements
+-- behind it in the packet do not run: an UPDATE would wait.
+SELECT /* ackstream claim */ $id, CAST(COALESCE(epoch, 0) AS BINARY),
+    CAST(COALESCE(priority, $lowest_priority) AS BINARY), CAST(COALESCE(time_next, 0) AS BINARY) $group
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL
+    AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
+FOR UPDATE NOWAIT
+
 -- name: batch_tables
 -- The tables of a database whose comments name a column with batches, now: a new one may have parts of
 -- the batch that a follow-up waits for. The caller reads the comments.
@@ -277,6 +288,16 @@ WHERE id IN ($ids) AND time_acked IS NULL
 UPDATE /* ackstream claim */ $table FORCE INDEX ($id_index)
 SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next $and_lease
 WHERE id IN ($ids) AND time_acked IS NULL
+
+-- name: claim_update_one
+-- Claims that message if it has this epoch. The server computes the end of the lease, and its answer
+-- has it as the last insert id.
+UPDATE /* ackstream claim */ $table FORCE INDEX ($id_index)
+SET epoch = COALESCE(epoch, 0) + 1,
+    time_next = LAST_INSERT_ID(
+        (TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + $wait_us) * 1000 + $below_us) $and_lease
+WHERE id IN ($ids) AND time_acked IS NULL AND COALESCE(epoch, 0) = $epoch
+    AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
 
 -- name: limit_session
 -- The server ends this session if it is idle for so long, and releases its locks.

@@ -75,7 +75,9 @@ MEASURED = {
     "scan_part_without_priority",
     "scan_part_zero",
     "claim_lock",
+    "claim_lock_one",
     "claim_update",
+    "claim_update_one",
     "limit_count",
     "ack_lock",
     "ack_update",
@@ -354,6 +356,19 @@ class TestByKey:
         frugal([lock], **by_id(bench))
         frugal(updates, **by_id(bench))
         assert sum(update.count for update in updates) == len(claims)
+
+    def test_claiming_one_message_reads_its_row_once_to_lock_it_and_once_to_change_it(
+        self, bench: Bench, due: list[Wanted]
+    ) -> None:
+        sql, want = TableStatements(bench.table), due[LIMIT // 2]
+        ids = sql.ids([want.key])
+        with bench.store._pool.connection() as connection:
+            lock = sql("claim_lock_one", ids=ids)
+            update = sql("claim_update_one", ids=ids, epoch=want.epoch, wait_us=60_000_000, below_us=0)
+            connection.run([lock, update])
+        statements = bench.meter.take()
+        frugal(statements, **by_id(bench), least=2)
+        assert [measured.count for measured in statements] == [1, 1]
 
     @pytest.mark.parametrize("binary", [False, True])
     def test_fetching_reads_each_row_once(self, bench: Bench, due: list[Wanted], *, binary: bool) -> None:

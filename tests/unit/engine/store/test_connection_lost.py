@@ -10,13 +10,13 @@ import pytest
 
 from engine.model import Delivery, RowFormat
 from engine.packets import PrepareOk
-from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection
+from engine.store.connection import OWN_CONTEXT, BackendAddress, ConnectionLimits, StoreConnection
 from engine.store.fetch import Fetch
 from engine.store.pool import Pool
 from engine.store.port import StoreError
 from proxy.wire.packets import make_err, make_prepare_ok
 from tests.support.play import queue_table
-from tests.support.scripted import GONE, OK, Say, Script, ScriptedServer, ordinary, rows, scripted_server
+from tests.support.scripted import GONE, OK, QUERY, Say, Script, ScriptedServer, ordinary, rows, scripted_server
 
 PREPARE, EXECUTE, CLOSE = 0x16, 0x17, 0x19
 SHUTDOWN = b"\x23\0\0\0\xff" + (1053).to_bytes(2, "little") + b"#08S01Server shutdown in progress"
@@ -177,6 +177,107 @@ def test_a_prepared_statement_whose_execution_fails_is_closed() -> None:
         with pytest.raises(StoreError, match="maximum statement"), pool.connection(fetch.context) as connection:
             fetch.run(connection)
         assert closed.wait(20)
+
+
+# Behind statements that write.
+
+RESET = 0x1F
+
+
+def resetting(said: Say) -> Script:
+    """An ordinary server with this reply to a reset."""
+    return lambda command, payload: said if command == RESET else ordinary(command, payload)
+
+
+def test_a_session_that_has_written_is_reset_when_it_is_given_back() -> None:
+    with pool_on(answering(SELECT=Say(rows(["1"])))) as (server, pool):
+        with pool.connection() as connection:
+            connection.run(["SELECT"])
+        with pool.connection() as connection:
+            connection.run(["UPDATE"])
+        with pool.connection() as again:
+            assert again is connection
+            assert again.run(["SELECT"])[0].rows == [b"\x011"]
+        settings, *others = server.commands[1:]  # The first one is PyMySQL's.
+        assert others == [b"\x03SELECT", b"\x03UPDATE", bytes([RESET]), settings, b"\x03SELECT"]
+
+
+@pytest.mark.parametrize("said", [Say([make_err(1317, "70100", "Query execution was interrupted")]), GONE])
+def test_a_connection_whose_reset_has_failed_is_replaced_without_an_error(said: Say) -> None:
+    with pool_on(resetting(said)) as (server, pool):
+        with pool.connection() as connection:
+            connection.run(["UPDATE"])
+        with pool.connection() as other:
+            assert other is not connection
+            assert other.run(["next"])[0].affected == 0
+        assert server.logins == 2
+
+
+def test_a_caller_that_waits_for_the_reply_to_a_reset_gets_an_error_when_the_pool_is_closed() -> None:
+    came = threading.Event()
+
+    def script(command: int, payload: bytes) -> Say:
+        if command == RESET:
+            came.set()
+            return Say()
+        return ordinary(command, payload)
+
+    with pool_on(script) as (_, pool):
+        with pool.connection() as connection:
+            connection.run(["UPDATE"])
+        errors: list[StoreError] = []
+
+        def use() -> None:
+            try:
+                with pool.connection():
+                    pass
+            except StoreError as error:
+                errors.append(error)
+
+        user = threading.Thread(target=use)
+        user.start()
+        assert came.wait(20)
+        pool.close()
+        user.join(20)
+        assert [str(error) for error in errors] == ["the store is closed"]
+
+
+# A command behind statements, in one packet.
+
+
+def read_behind(connection: StoreConnection, statements: list[str]) -> list[object]:
+    """Run these and a SELECT behind them. Returns what was reported."""
+    reported: list[object] = []
+    succeeded = connection.run_and_read(
+        statements,
+        OWN_CONTEXT,
+        QUERY,
+        b"SELECT",
+        lambda: reported.append(connection.result().rows),
+        lambda results: reported.append([result.affected for result in results]),
+    )
+    return [*reported, succeeded]
+
+
+def test_the_results_of_the_statements_are_reported_before_the_reply_is_read() -> None:
+    with pool_on(answering(SELECT=Say(rows(["1"])))) as (_, pool), pool.connection() as connection:
+        assert read_behind(connection, ["first", "second"]) == [[0, 0], [b"\x011"], True]
+
+
+def test_a_statement_that_fails_before_a_command_leaves_the_connection_in_step() -> None:
+    refused = Say([OK, make_err(3572, "HY000", "Statement aborted because lock(s) could not be acquired")])
+    with pool_on(answering(second=refused, SELECT=Say(rows(["1"])))) as (_, pool), pool.connection() as connection:
+        with pytest.raises(StoreError, match="lock"):
+            read_behind(connection, ["first", "second", "third"])
+        assert not connection.broken
+        assert connection.run(["next", "last"])[1].affected == 0
+
+
+def test_a_command_that_fails_behind_statements_is_no_error_of_theirs() -> None:
+    refused = Say([make_err(1054, "42S22", "Unknown column")])
+    with pool_on(answering(SELECT=refused)) as (_, pool), pool.connection() as connection:
+        assert read_behind(connection, ["first"]) == [[0], False]
+        assert connection.run(["next"])[0].affected == 0
 
 
 # While the pool is closed.

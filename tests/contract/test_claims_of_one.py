@@ -1,0 +1,199 @@
+"""A claim of one message and its row in one packet: the same result as any other claim, on both servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from engine.model import NS_PER_S, QueueTable, RowFormat, Wanted
+from engine.store.mysql import MySQLStore
+from engine.store.port import StoreError
+from proxy.embedded.server import EmbeddedServer
+from tests.support.servers import connect
+from tests.support.stores import ServerSubject, counted_store
+
+S = NS_PER_S
+SLOT = 37
+BODY = RowFormat(("body",), binary=False)
+FORMATS = [
+    BODY,
+    replace(BODY, binary=True),
+    replace(BODY, charset="latin1", time_zone="+05:30"),
+    replace(BODY, charset="utf16"),
+    replace(BODY, charset="utf16", binary=True, time_zone="-03:00"),
+    replace(BODY, charset=None),
+]
+
+
+@pytest.fixture
+def subject(server: EmbeddedServer) -> Iterator[ServerSubject]:
+    made = ServerSubject(server, lease=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def counted(subject: ServerSubject) -> Iterator[tuple[MySQLStore, list[bytes]]]:
+    """A store that has read the catalog, and the packets that it sends from then on."""
+    with counted_store(subject) as (store, sent):
+        store.discover()
+        sent.clear()
+        yield store, sent
+
+
+def insert(subject: ServerSubject, key: int, body: str = "é", time_next: int = 5) -> None:
+    subject.execute("INSERT INTO messages (id, time_next, body) VALUES (%s, %s, %s)", key, time_next, body)
+
+
+def row_of(subject: ServerSubject, key: int) -> tuple[object, ...]:
+    (row,) = subject.execute("SELECT epoch, time_next, lease, time_acked FROM messages WHERE id = %s", key)
+    return tuple(row)
+
+
+@pytest.mark.parametrize("row_format", FORMATS, ids=str)
+def test_it_shows_the_claim_and_the_bytes_of_the_row(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]], row_format: RowFormat
+) -> None:
+    store, sent = counted
+    insert(subject, 1)
+    insert(subject, 2)
+    before_ns = subject.now_ns()
+    alone = store.claim_and_fetch(subject.table, [Wanted(1, 0, 30 * S)], row_format, 1 << 20, SLOT)
+    assert len(sent) == (3 if row_format.binary else 1)  # A prepared statement is executed and closed.
+    (claim,) = alone.value.claims
+    assert (claim.key, claim.epoch, claim.priority, claim.due_ns) == (1, 1, 0, 5)
+    assert before_ns <= alone.now_ns <= claim.deadline_ns - claim.deadline_ns % 1_000 - 30 * S <= subject.now_ns()
+    assert claim.deadline_ns % 1_000 == SLOT
+    assert row_of(subject, 1) == (1, claim.deadline_ns, claim.deadline_ns, None)
+    beside = store.claim(subject.table, [Wanted(2, 0, 30 * S)], SLOT).value
+    rows = store.fetch(subject.table, row_format, {2: beside[0].delivery}, 1 << 20).value.rows
+    assert alone.value.rows is not None
+    assert alone.value.rows.rows == {1: rows[2]}
+
+
+def test_without_a_lease_column_the_lease_ends_to_the_nanosecond(server: EmbeddedServer) -> None:
+    subject = ServerSubject(server)
+    insert(subject, 1)
+    with counted_store(subject) as (store, _):
+        store.discover()
+        (claim,) = store.claim_and_fetch(subject.table, [Wanted(1, 0, 30 * S + 123)], BODY, 1000, SLOT).value.claims
+    assert claim.deadline_ns % 1_000 == 123
+    assert subject.execute("SELECT epoch, time_next FROM messages") == [(1, claim.deadline_ns)]
+    subject.close()
+
+
+@pytest.mark.parametrize(
+    ("epoch", "change"),
+    [
+        (1, "epoch = 0"),
+        (0, "epoch = 1"),
+        (0, "time_acked = 1"),
+        (0, "time_next = 4000000000000000000"),
+        (0, "id = 3"),
+    ],
+)
+def test_a_message_that_has_changed_is_not_claimed(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]], epoch: int, change: str
+) -> None:
+    store, sent = counted
+    insert(subject, 1)
+    subject.execute(f"UPDATE messages SET {change}")
+    before = subject.execute("SELECT id, epoch, time_next, time_acked FROM messages")
+    result = store.claim_and_fetch(subject.table, [Wanted(1, epoch, S)], BODY, 1000).value
+    assert (result.claims, result.rows) == ((), None)
+    assert len(sent) == 1
+    assert subject.execute("SELECT id, epoch, time_next, time_acked FROM messages") == before
+
+
+def test_a_message_without_epoch_and_time_is_claimed(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    store, _ = counted
+    insert(subject, 1)
+    subject.execute("ALTER TABLE messages MODIFY epoch BIGINT NULL")
+    subject.execute("UPDATE messages SET epoch = NULL, time_next = NULL")
+    (claim,) = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], BODY, 1000).value.claims
+    assert (claim.epoch, claim.due_ns) == (1, 0)
+    assert row_of(subject, 1)[:2] == (1, claim.deadline_ns)
+
+
+def test_a_message_that_another_transaction_has_locked_is_left_out_without_waiting(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    """A wait would end with an error (1205)."""
+    store, _ = counted
+    insert(subject, 1)
+    with connect(subject.server, database=subject.database) as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT * FROM messages WHERE id = 1 FOR UPDATE")
+        result = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], BODY, 1000).value
+        assert (result.claims, result.rows) == ((), None)
+        other.rollback()
+    (claim,) = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], BODY, 1000).value.claims
+    assert row_of(subject, 1)[:2] == (1, claim.deadline_ns)
+
+
+def test_a_statement_that_the_server_refuses_leaves_nothing_claimed_or_locked(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    """The catalog does not know the trigger yet."""
+    store, _ = counted
+    insert(subject, 1)
+    subject.execute(
+        "CREATE TRIGGER t BEFORE UPDATE ON messages FOR EACH ROW SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'"
+    )
+    with pytest.raises(StoreError, match="no"):
+        store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], BODY, 1000)
+    subject.execute("DROP TRIGGER t")
+    (claim,) = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], BODY, 1000).value.claims
+    assert claim.epoch == 1
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_row_that_cannot_be_read_leaves_the_claim(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]], *, binary: bool
+) -> None:
+    store, _ = counted
+    gone = RowFormat(("gone",), binary=binary)
+    insert(subject, 1)
+    claims, rows, *_ = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], gone, 1000).value
+    assert rows is None
+    assert [claim.key for claim in claims] == [1]
+
+
+def test_a_session_without_the_time_zone_of_its_subscriber_claims_all_the_same(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    store, _ = counted
+    insert(subject, 1)
+    mars = replace(BODY, time_zone="Mars/Base")
+    claims, rows, *_ = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], mars, 1000).value
+    assert ([claim.key for claim in claims], rows) == ([1], None)
+    insert(subject, 2)
+    assert [claim.key for claim in store.claim(subject.table, [Wanted(2, 0, S)]).value] == [2]
+
+
+SLOWER = {
+    "several messages": ([1, 2], None),
+    "a trigger": ([1], "CREATE TRIGGER t BEFORE UPDATE ON messages FOR EACH ROW SET NEW.body = 'changed'"),
+    "a column that the server computes": ([1], "ALTER TABLE messages ADD computed INT AS (epoch + 1) VIRTUAL"),
+}
+
+
+@pytest.mark.parametrize("case", SLOWER)
+def test_other_claims_take_two_packets(subject: ServerSubject, case: str) -> None:
+    keys, change = SLOWER[case]
+    for key in keys:
+        insert(subject, key)
+    if change is not None:
+        subject.execute(change)
+    with counted_store(subject) as (store, sent):
+        store.discover()
+        table = store.describe(subject.table.id).value
+        assert isinstance(table, QueueTable)
+        sent.clear()
+        claims = store.claim_and_fetch(table, [Wanted(key, 0, S) for key in keys], BODY, 1000).value.claims
+        assert sorted(claim.key for claim in claims) == keys
+        assert len(sent) == 2
