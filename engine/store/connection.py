@@ -177,7 +177,7 @@ class StoreConnection:
         self._checks_writable = checks_writable
         self._wrote = False
         self._owed = 0
-        """Replies to a reset that have not been read."""
+        """Replies to a reset that are to be read before those to the next statements."""
         self._buffer, self._at = b"", 0
         with self._as_store_errors():
             self._connection: Connection = connect(
@@ -236,7 +236,7 @@ class StoreConnection:
         carries out the command all the same, and its reply is read.
         """
         try:
-            self._begin(statements, context, _framed(command, payload))
+            self._begin(statements, context, _framed(command, payload), resets=command == COMMAND.COM_QUERY)
             results = [self.result() for _ in statements]
         except StoreError:
             if not self.broken:
@@ -250,14 +250,18 @@ class StoreConnection:
             return False
         return True
 
-    def _begin(self, statements: Sequence[str], context: SessionContext, behind: bytes = b"") -> None:
+    def _begin(
+        self, statements: Sequence[str], context: SessionContext, behind: bytes = b"", *, resets: bool = True
+    ) -> None:
         """Send statements and the packets `behind` them, and read the replies to what comes before
-        their results."""
+        their results. `resets`: if they commit what they have written, the session is reset with them."""
         entering = [] if context == self.context else [_context_statement(context)]
         checks = self._checks(statements)
         command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *checks, *self._marked(statements)]).encode())
-        self._send(command + behind)
-        self._wrote = self._wrote or any(text.startswith(_WRITING) for text in statements)
+        wrote = self._wrote or any(text.startswith(_WRITING) for text in statements)
+        reset = self._reset_to(context) if resets and wrote and statements[-1] == statement("commit") else b""
+        self._send(command + behind + reset)
+        self._wrote, self._owed = wrote and not reset, 2 if reset else 0
         for _ in entering:
             self.result()
         if entering:
@@ -274,13 +278,10 @@ class StoreConnection:
         StoreError if a write failed. The connection is broken then: the server carries out the
         command all the same.
         """
-        entering = _session_statement(self._limits, context).encode()
         checks = self._checks(writes)
         changing = ";\n".join([*checks, *self._marked(writes)]).encode()
-        pieces = [(COMMAND.COM_QUERY, changing), (COM_RESET_CONNECTION, b"")]
-        pieces += [(COMMAND.COM_QUERY, entering), (command, payload)]
         self.context = None
-        self._send(b"".join(_framed(*piece) for piece in pieces))
+        self._send(_framed(COMMAND.COM_QUERY, changing) + self._reset_to(context) + _framed(command, payload))
         try:
             self._read_checks(checks)
             for _ in writes:
@@ -302,19 +303,22 @@ class StoreConnection:
         self._send(_framed(command, payload))
 
     def reset(self) -> None:
-        """Reset the session if it has written. The replies are read before the next statement.
+        """Reset the session if it has written and was not reset with that. Does not wait for the reply.
 
         A table's triggers run in the session that writes to it and may SET any variable, even the
-        clock. That must not affect other tables or the engine's own reads. Costs no round trip, and
-        nobody waits for it. Never raises.
+        clock. That must not affect other tables or the engine's own reads. Never raises.
         """
         if not self._wrote or self.broken:
             return
-        context = self.context or OWN_CONTEXT
-        settings = _framed(COMMAND.COM_QUERY, _session_statement(self._limits, context).encode())
+        self.context = self.context or OWN_CONTEXT
         with suppress(StoreError):
-            self._send(_framed(COM_RESET_CONNECTION, b"") + settings)
-            self._wrote, self._owed, self.context = False, 2, context
+            self._send(self._reset_to(self.context))
+            self._wrote, self._owed = False, 2
+
+    def _reset_to(self, context: SessionContext) -> bytes:
+        """The packets that reset the session and put it into this context: two replies."""
+        settings = _session_statement(self._limits, context).encode()
+        return _framed(COM_RESET_CONNECTION, b"") + _framed(COMMAND.COM_QUERY, settings)
 
     def _marked(self, statements: Sequence[str]) -> list[str]:
         return [self._mark + text if text.startswith(_WRITING) else text for text in statements]

@@ -510,7 +510,8 @@ class MySQLStore:
             except StoreError:
                 if connection.broken:
                     raise
-                connection.run([statement("rollback")])
+                with suppress(StoreError):  # Its end rolls back, too.
+                    connection.run([statement("rollback")])
                 return None
         if claims:
             self._row_bytes.put(table.id, fetch.row_bytes)
