@@ -43,6 +43,7 @@ from typing import Any, Protocol
 
 from pymysql.cursors import SSCursor
 
+from bench.compare.mysql import REDO_LOG, SERVER_OPTIONS
 from bench.proxies import connect
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.proxies import running_proxy
@@ -53,6 +54,12 @@ WORK_S = 0.005
 """One message takes a consumer so long."""
 SETTLING_S = 10
 """Before a measurement. The server writes the backlog to disk, and the proxy reads it in the binary log."""
+FILLED = 10_000
+FILL = """
+INSERT INTO m (tenant, sent, priority)
+WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 100) SELECT %s, 0, %s FROM n AS a JOIN n AS b
+"""
+"""So many messages of one tenant with this priority."""
 QUIET = 100
 BACKLOGS = 20
 BACKLOGS_OF_SLOW = 4
@@ -301,10 +308,8 @@ def queue(
             cursor.execute("CREATE QUEUE m (tenant INT, sent DOUBLE)" + (" GROUP_BY = (tenant)" if grouped else ""))
             for tenant, count in backlog:
                 client.begin()
-                for _ in range(0, count, 1_000):
-                    cursor.executemany(
-                        "INSERT INTO m (tenant, sent, priority) VALUES (%s, 0, %s)", [(tenant, not grouped)] * 1_000
-                    )
+                for _ in range(0, count, FILLED):
+                    cursor.execute(FILL, (tenant, not grouped))
                 client.commit()
         yield proxy.port
 
@@ -398,7 +403,8 @@ def main() -> None:
     for flavour in flavours:
         with tempfile.TemporaryDirectory() as directory:
             folder = Path(directory)
-            server = new_server(flavour, folder / "server", durable=True)
+            options = (*SERVER_OPTIONS, REDO_LOG[flavour])
+            server = new_server(flavour, folder / "server", durable=True, options=options)
             server.start()
             try:
                 print_quiet(server, folder, flavour, chosen.messages, chosen.seconds, chosen.rounds)
