@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from engine.binlog.scope import FollowedTables
@@ -95,6 +95,22 @@ class ChangeBatch:
     lag_s: float = 0.0
     consumer: int = 0
     """Whom it is for."""
+
+    def parts(self, messages_max: int) -> Iterator[ChangeBatch]:
+        """The same changes in their order, with at most so many messages in each part."""
+        if self.everything or sum(len(seen) + len(over) for _, _, seen, over, _ in self.tables) <= messages_max:
+            yield self
+            return
+        yield replace(self, tables=())
+        for db, name, seen, over, before in self.tables:
+            if not seen and not over:  # Any of its messages may have changed.
+                yield ChangeBatch(((db, name, seen, over, before),), consumer=self.consumer)
+            for at in range(0, len(seen), messages_max):
+                part = seen[at : at + messages_max]
+                yield ChangeBatch(((db, name, part, (), before),), consumer=self.consumer)
+            for at in range(0, len(over), messages_max):
+                gone = over[at : at + messages_max]
+                yield ChangeBatch(((db, name, (), gone, before),), consumer=self.consumer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.other_shares import OtherShares
 from engine.dispatch.read_ahead import Place, ReadAhead, place_of
 from engine.dispatch.scan_position import ScanPosition
+from engine.dispatch.visibility import VISIBLE_NS
 from engine.model import Entry, Key, ScanResult
 
 
@@ -59,6 +60,9 @@ class ScanState:
     reach: Place | None = None
     """The place of the last due entry that the last scan at the front has read; None: it has read all that
     are due, or there is a scan position."""
+    behind: tuple[Place, int] | None = None
+    """Due messages that the binary log has shown behind the reach: the first of their places, and when the
+    last of them was logged."""
     stale: bool = False
     """Entries may not be claimed before the next scan has come back."""
 
@@ -155,6 +159,24 @@ class ScanState:
         """Whether the last scan has read everything that is due before this message, and the buffer has
         room."""
         return self.reach is not None and place_of(entry) < self.reach and len(self.buffer) < 2 * self.limit
+
+    def is_behind(self, entry: Entry) -> bool:
+        """Whether this due message comes behind all that the last scan has read, and a later one reads it in
+        its turn."""
+        return self.reach is not None and self.buffer.order is None and place_of(entry) > self.reach
+
+    def note_behind(self, entry: Entry, now: Instant) -> None:
+        """The binary log shows this due message behind the reach. It may not be visible yet."""
+        place = place_of(entry)
+        self.behind = (place if self.behind is None else min(place, self.behind[0])), now.mono_ns
+
+    def may_have_missed(self, now: Instant) -> bool:
+        """Whether the scan that came back has read the places of messages behind the reach before it, and
+        their commits may not have been visible to it. They are forgotten."""
+        if self.behind is None or (self.reach is not None and self.reach < self.behind[0]):
+            return False
+        logged_ns, self.behind = self.behind[1], None
+        return now.mono_ns < logged_ns + VISIBLE_NS
 
     def adapt_limit(self, least: int, most: int) -> None:
         """Set the limit of the next scan: larger during a backlog, smaller when most rows are not

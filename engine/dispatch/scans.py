@@ -137,15 +137,16 @@ class ScanScheduler:
                 break
         else:
             return
-        due = entry.due_ns <= now.server_ns
-        groups = [group for group in self._groups if not self._left_to_others(group, entry, now, logged=True)]
-        if due and groups:
-            self._awaiting.await_key(now.mono_ns, entry.key)
-        else:
-            self._awaiting.stop_awaiting((entry.key,))
-        for group in groups:
+        due, awaited = entry.due_ns <= now.server_ns, False
+        for group in self._groups:
+            if self._left_to_others(group, entry, now, logged=True):
+                continue
             scans = group.scans
             at_front = scans.position is None and not group.selection.partitions and scans.buffer.can_order(entry)
+            if due and at_front and scans.is_behind(entry):
+                scans.note_behind(entry, now)
+                continue
+            awaited = due
             if due and at_front and scans.started and not scans.dirty and scans.covers(entry):
                 scans.buffer.put(entry, now)  # No other message can be due before it: it needs no scan.
             elif due and at_front and (scans.reaches(entry) or self._overtakes(group, entry)):
@@ -156,6 +157,10 @@ class ScanScheduler:
                 scans.buffer.add_scheduled(entry, self._limits.window_max)
             else:
                 scans.scan_when_due(entry, now)
+        if awaited:
+            self._awaiting.await_key(now.mono_ns, entry.key)
+        else:
+            self._awaiting.stop_awaiting((entry.key,))
         self.rescan_place(entry)
 
     def found_after_lease(self, entry: Entry, now: Instant) -> None:
@@ -513,6 +518,8 @@ class ScanScheduler:
         if running.part is None or not running.part.after:
             unread = None if running.portion is None else scans.others.__contains__
             self._note_reach(running, result, now)
+            if scans.may_have_missed(now):
+                self._awaiting.await_any(now.mono_ns)
             kept_behind = None if scans.buffer.order is None else scans.reach
             scans.buffer.replace_with(result, now, unwanted, unread, kept_behind)
             for entry in known:

@@ -20,6 +20,8 @@ RESCAN_MIN_NS = 10_000_000
 RESCAN_MAX_NS = 10 * NS_PER_S
 """A commit waits for a replica this long by default (rpl_semi_sync_source_timeout). After it,
 scans are not repeated any more."""
+VISIBLE_NS = 2 * RESCAN_MAX_NS
+"""So long after the binary log has shown a message, scans for it have ended: the pauses double."""
 
 
 @dataclass(slots=True)

@@ -132,3 +132,40 @@ def test_an_entry_of_the_log_that_is_older_than_the_buffers_changes_nothing() ->
     before = len(buffer)
     stage.handle(stage.dispatcher.changes_logged, [Entry(NEW, 0, USUAL, 0, (NEW,))])
     assert len(buffer) == before
+
+
+def test_messages_behind_the_backlog_cause_no_scan() -> None:
+    stage = with_backlog(PLAIN)
+    scans = stage.dispatcher.parts.groups.main.scans
+    before = scans.started
+    for key in range(NEW, NEW + 20):
+        log(stage, key)
+        stage.pass_time(60_000_000)  # Longer than the pause between scans.
+        stage.acknowledge(stage.delivered[1][-1], seen=True)
+        stage.settle()
+    assert len(stage.delivered[1]) == 21
+    assert scans.started <= before + 1  # What was read ahead is used up to a quarter.
+
+
+def drained_to_the_last_scan(stage: Stage, *, but: int) -> None:
+    """The client acknowledges the backlog, and scans show all messages except this one: it is not visible."""
+    row = stage.rows.pop(but)
+    while stage.dispatcher.parts.groups.main.scans.behind is not None:
+        stage.acknowledge(stage.delivered[1][-1], seen=True)
+        stage.pass_time(1_000_000)
+        stage.settle()
+    stage.rows[but] = row
+
+
+def test_a_message_that_was_not_visible_when_a_scan_came_to_its_place_is_found_by_the_next_one() -> None:
+    stage = with_backlog(PLAIN)
+    log(stage, NEW)
+    drained_to_the_last_scan(stage, but=NEW)
+    assert NEW not in stage.delivered[1]
+    stage.pass_time(20_000_000)
+    for _ in range(BACKLOG):
+        stage.settle()
+        if NEW in stage.delivered[1]:
+            break
+        stage.acknowledge(stage.delivered[1][-1], seen=True)
+    assert NEW in stage.delivered[1]
