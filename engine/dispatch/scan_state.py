@@ -162,8 +162,12 @@ class ScanState:
 
     def is_behind(self, entry: Entry) -> bool:
         """Whether this due message comes behind all that the last scan has read, and a later one reads it in
-        its turn."""
-        return self.reach is not None and self.buffer.order is None and place_of(entry) > self.reach
+        its turn. Among messages of one priority and time, the server alone can compare ids that are no
+        integers."""
+        if self.reach is None or self.buffer.order is not None:
+            return False
+        place = place_of(entry)
+        return place > self.reach and (isinstance(entry.key, int) or place[:2] > self.reach[:2])
 
     def note_behind(self, entry: Entry, now: Instant) -> None:
         """The binary log shows this due message behind the reach. It may not be visible yet."""

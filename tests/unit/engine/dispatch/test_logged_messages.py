@@ -147,6 +147,13 @@ def test_messages_behind_the_backlog_cause_no_scan() -> None:
     assert scans.started <= before + 1  # What was read ahead is used up to a quarter.
 
 
+def test_the_server_alone_compares_ids_that_are_no_integers() -> None:
+    scans = with_backlog(PLAIN).dispatcher.parts.groups.main.scans
+    scans.reach = (USUAL, 5, "m")
+    assert not scans.is_behind(Entry("z", 0, USUAL, 5))
+    assert scans.is_behind(Entry("a", 0, USUAL, 6))
+
+
 def drained_to_the_last_scan(stage: Stage, *, but: int) -> None:
     """The client acknowledges the backlog, and scans show all messages except this one: it is not visible."""
     row = stage.rows.pop(but)
