@@ -32,8 +32,8 @@ NAMED_MAX = 3
 class DeadLetterMove:
     """One transaction that moves the messages it can, and postpones the others."""
 
-    def __init__(self, connection: StoreConnection, table: QueueTable, dead_letter: TableId, cases: int) -> None:
-        self._connection, self._table, self._dead_letter, self._cases = connection, table, dead_letter, cases
+    def __init__(self, connection: StoreConnection, table: QueueTable, dead_letter: TableId) -> None:
+        self._connection, self._table, self._dead_letter = connection, table, dead_letter
         self._sql = TableStatements(table)
         self._now_ns = 0
         self._reasons: dict[Key, str] = {}
@@ -53,7 +53,7 @@ class DeadLetterMove:
         ]
         moved = self._moved_from(dead) if dead else []
         due_ns = {key: self._now_ns + wanted[key].wait_ns for key in self._reasons}
-        self._connection.run([*sql.updates("dead_letter_postpone", due_ns, self._cases), statement("commit")])
+        self._connection.run([*sql.updates("dead_letter_postpone", due_ns), statement("commit")])
         return Timed(MoveResult(tuple(moved), self._problem()), self._now_ns)
 
     def _moved_from(self, keys: Sequence[Key]) -> list[Key]:

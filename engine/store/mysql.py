@@ -13,8 +13,8 @@ client's. One that has waited for a lock in vain (1205) is not: who holds it may
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -37,7 +37,6 @@ from engine.model import (
     FetchResult,
     GroupScan,
     GroupScanResult,
-    IdKind,
     Key,
     MoveResult,
     Portion,
@@ -49,20 +48,17 @@ from engine.model import (
     Selection,
     TableId,
     Wanted,
-    end_with_slot,
 )
 from engine.packets import text_values
 from engine.quoting import quoted, text_literal
 from engine.store.acks import Ack, shares
-from engine.store.batches import Batches, set_aside
+from engine.store.batches import Batches
 from engine.store.claim_limits import ClaimLimits
-from engine.store.claim_plan import choose
+from engine.store.claiming import Claim, ClaimOfOne, FetchOf
 from engine.store.connection import (
-    OWN_CONTEXT,
     BackendAddress,
     ConnectionLimits,
     Result,
-    SessionContext,
     StoreConnection,
 )
 from engine.store.dead_letter import DeadLetterMove
@@ -111,8 +107,6 @@ class StoreLimits:
     fewer."""
     priorities_known: int = 256
     """Priorities remembered for each table. Further ones are read as if they were new."""
-    cases: int = 64
-    """Rows with different values in one UPDATE. The server compares every row with every case."""
     partition_busy_pause_s: float = 60.0
     """Longest pause before another attempt at partitions of a table that a transaction uses. On
     MySQL each attempt delays the table's statements by up to a second."""
@@ -335,14 +329,12 @@ class MySQLStore:
         slot: int = 0,
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows behind the commit."""
-        fetch_of = None
-        if row_format is not None:
-            fetch_of = partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
-            if len(wanted) == 1 and self._in_session_of(row_format, table, wanted[0]):
-                alone = self._claim_one(table, wanted[0], slot, fetch_of)
-                if alone is not None:
-                    return alone
-        claim = partial(self._claim, table, {want.key: want for want in wanted}, slot, fetch_of)
+        fetch_of = None if row_format is None else partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
+        if row_format is not None and fetch_of is not None and self._has_no_trigger(table):
+            alone = ClaimOfOne.serves(table, wanted, row_format)
+            if alone and (result := self._claim_one(table, wanted[0], slot, fetch_of)) is not None:
+                return result
+        claim = partial(self._claim, table, wanted, slot, fetch_of)
         try:
             return self._retried(claim)
         except StoreError as error:
@@ -354,6 +346,11 @@ class MySQLStore:
             if not error.lasting:
                 raise
         return self._retried(claim)  # Another queue may have been dropped or altered since it was described.
+
+    def _has_no_trigger(self, table: QueueTable) -> bool:
+        """Whether the table had no trigger at the catalog's last refresh. One that was made since affects the
+        session that reads its own rows until then, and no other."""
+        return self._triggered is not None and table.id.name.casefold() not in self._triggered
 
     def _fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
@@ -463,104 +460,26 @@ class MySQLStore:
 
     # One transaction each.
 
-    def _in_session_of(self, row_format: RowFormat, table: QueueTable, want: Wanted) -> bool:
-        """Whether a claim of this message does the same in the session that reads its row as in any other,
-        leaves that session as it was, and depends on no other message."""
-        policy = table.policy
-        alone = not (policy.locked_claims or policy.group_strict) and table.after_batch is None
-        alike = table.acks_alike and table.id_kind is IdKind.INTEGER and want.selection == ANYTHING
-        triggered = self._triggered is None or table.id.name.casefold() in self._triggered
-        return alone and alike and not triggered and not (row_format.pad_char and table.group_columns)
-
-    def _claim_one(
-        self, table: QueueTable, want: Wanted, slot: int, fetch_of: Callable[[Mapping[Key, Delivery]], Fetch]
-    ) -> Timed[ClaimResult] | None:
-        """Claim one message and read its row, all in one packet.
-
-        None: the server has refused a statement, and nothing was done. Usually another transaction has
-        locked the row.
-        """
-        sql = TableStatements(table)
-        ids, epoch = sql.ids((want.key,)), want.epoch + 1
-        wait_us, rest_ns = divmod(want.wait_ns, 1_000)
-        words = {"wait_us": wait_us, "below_us": rest_ns if table.lease_column is None else slot}
-        claims: list[Claimed] = []
-        now_at = 0
-
-        def deliveries(results: Sequence[Result]) -> Mapping[Key, Delivery]:
-            nonlocal now_at
-            now, _, locked, update, _ = results
-            now_at = now_ns(now)
-            if update.affected:
-                before = next(iter(entries_of(sql, locked)), Entry(want.key, want.epoch, 0, now_at))
-                claims.append(Claimed(want.key, epoch, update.insert_id, before.priority, before.due_ns, before.group))
-            return {claim.key: claim.delivery for claim in claims}
-
-        fetch = fetch_of({want.key: Delivery(epoch, 0)})
-        statements = [
-            statement("now"),
-            statement("begin"),
-            sql("claim_lock_one", ids=ids),
-            sql("claim_update_one", ids=ids, epoch=want.epoch, **words),
-            statement("commit"),
-        ]
-        with self._pool.connection(fetch.context) as connection:
-            try:
-                rows = fetch.run_with(connection, statements, deliveries)
-            except StoreError:
-                if connection.broken:
-                    raise
-                with suppress(StoreError):  # Its end rolls back, too.
-                    connection.run([statement("rollback")])
-                return None
-        if claims:
-            self._row_bytes.put(table.id, fetch.row_bytes)
-        return Timed(ClaimResult(tuple(claims), rows if claims else None, None, ()), now_at)
-
     def _claim(
-        self,
-        table: QueueTable,
-        wanted: Mapping[Key, Wanted],
-        slot: int,
-        fetch_of: Callable[[Mapping[Key, Delivery]], Fetch] | None = None,
+        self, table: QueueTable, wanted: Sequence[Wanted], slot: int, fetch_of: FetchOf | None
     ) -> Timed[ClaimResult]:
-        """Claim, and read the rows by the Fetch that `fetch_of` makes."""
-        sql = TableStatements(table)
-        semaphores, began_s = self._semaphores.of_claim(table, wanted.values()), time.monotonic()
-        limits = ClaimLimits(table, sql, self._claim_s.get(table.id, 0.0), semaphores)
-        (context, first), *others = _claim_locks(table, wanted.values()).items()
-        counts = limits.of_groups(wanted)
-        (others[-1][1] if others else first).extend(counts)
-        with self._pool.connection(context) as connection, _closed_on_error(connection, limits):
-            before, within = limits.before, limits.within
-            opening = [*before, statement("now"), statement("begin"), *within]
-            opened = connection.run([*opening, *first], context)
-            limits.read(opened[: len(before)], opened[len(opening) - len(within) : len(opening)])
-            now_at, locked = now_ns(opened[len(before)]), opened[len(opening) :]
-            for other_context, locks in others:
-                locked += connection.run(locks, other_context)
-            end_ns = partial(end_with_slot, slot=slot) if table.lease_column is not None else int
-            found = {entry.key: entry for entry in entries_of(sql, *locked[: len(locked) - len(counts)])}
-            limits.read_groups(locked[len(locked) - len(counts) :], found, now_at)
-            waiting = self._batches.waiting(connection, table, found) if table.after_batch else frozenset()
-            found = {key: entry for key, entry in found.items() if key not in waiting} if waiting else found
-            possible = limits.of_rows(connection, found, wanted)
-            places = limits.places(now_at)
-            claims, left_out = choose(wanted.values(), possible, now_at, end_ns, places, limits.by_message)
-            left = limits.left(now_at, claims, left_out, found)
-            deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
-            writes = [*sql.updates("claim_update", deadlines_ns, self._limits.cases)]
-            writes += [*set_aside(sql, waiting), *limits.writes(now_at, len(claims))]
-            writes += [statement("commit"), *limits.behind]
-            if fetch_of is None or not claims:
-                connection.run(writes)
-                self._claim_s.put(table.id, time.monotonic() - began_s)
-                return Timed(ClaimResult(claims, None, left, tuple(waiting)), now_at)
-            fetch = fetch_of({claim.key: claim.delivery for claim in claims})
-            rows = fetch.run_behind(connection, writes)
-        self._row_bytes.put(table.id, fetch.row_bytes)
+        semaphores, began_s = self._semaphores.of_claim(table, wanted), time.monotonic()
+        limits = ClaimLimits(table, TableStatements(table), self._claim_s.get(table.id, 0.0), semaphores)
+        claim = Claim(table, {want.key: want for want in wanted}, slot, limits, self._batches, fetch_of)
+        with self._pool.connection(claim.context) as connection:
+            result = claim.run(connection)
+        if claim.fetch is not None:
+            self._row_bytes.put(table.id, claim.fetch.row_bytes)
         self._claim_s.put(table.id, time.monotonic() - began_s)
-        return Timed(ClaimResult(claims, rows, left, tuple(waiting)), now_at)
+        return result
+
+    def _claim_one(self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf) -> Timed[ClaimResult] | None:
+        claim = ClaimOfOne(table, want, slot, fetch_of)
+        with self._pool.connection(claim.context) as connection:
+            result = claim.run(connection)
+        if result is not None and result.value.claims:
+            self._row_bytes.put(table.id, claim.fetch.row_bytes)
+        return result
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
         """The number of released claims, those that still are ours but locked, and the server's
@@ -583,9 +502,9 @@ class MySQLStore:
             missed = [claim for claim in returns if claim.key not in done]
             answers = connection.run(
                 [
-                    *sql.updates("count_failure", failed_ns, self._limits.cases),
-                    *sql.updates("release_unsent", unsent_ns, self._limits.cases),
-                    *sql.updates("release_sent", sent_ns, self._limits.cases),
+                    *sql.updates("count_failure", failed_ns),
+                    *sql.updates("release_unsent", unsent_ns),
+                    *sql.updates("release_sent", sent_ns),
                     statement("commit"),
                     *(lookups := sql.for_ids("lookup", [claim.key for claim in missed])),
                 ]
@@ -597,7 +516,7 @@ class MySQLStore:
         self, table: QueueTable, wanted: Mapping[Key, Wanted], dead_letter: TableId
     ) -> Timed[MoveResult]:
         with self._pool.connection() as connection:
-            return DeadLetterMove(connection, table, dead_letter, self._limits.cases).run(wanted)
+            return DeadLetterMove(connection, table, dead_letter).run(wanted)
 
     def _purge(self, table: QueueTable, age_ns: int, limit: int, partitions: Sequence[str]) -> Timed[int]:
         sql = TableStatements(table)
@@ -636,29 +555,6 @@ class MySQLStore:
             reraise=True,
         )
         return attempts(transaction)
-
-
-@contextmanager
-def _closed_on_error(connection: StoreConnection, limits: ClaimLimits) -> Iterator[None]:
-    """After an error, close a connection that may hold the lock of a limit. The server releases it."""
-    try:
-        yield
-    except BaseException:
-        connection.broken = connection.broken or limits.any
-        raise
-
-
-def _claim_locks(table: QueueTable, wanted: Iterable[Wanted]) -> dict[SessionContext, list[str]]:
-    """One statement for each selection, by context: statements with the same context can share a
-    packet."""
-    by_selection: dict[Selection, list[Key]] = {}
-    for want in wanted:
-        by_selection.setdefault(want.selection, []).append(want.key)
-    locks: dict[SessionContext, list[str]] = {}
-    for selection, keys in by_selection.items():
-        sql = TableStatements(table, selection)
-        locks.setdefault(context_of(selection), []).append(sql("claim_lock", ids=sql.ids(keys)))
-    return locks or {OWN_CONTEXT: []}
 
 
 def _still_ours(entries: Sequence[Entry], returns: Sequence[Return]) -> list[Return]:

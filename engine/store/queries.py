@@ -34,6 +34,9 @@ END_OF_TIME_NS = 2**63 - 1
 START_OF_TIME_NS = -(2**63)
 """The bounds of the times that a column can contain."""
 
+CASES = 64
+"""Rows with different values in one UPDATE. The server compares every row with every case."""
+
 _NAME = re.compile(r"-- name: (\w+)")
 
 
@@ -194,15 +197,15 @@ class TableStatements:
         """
         return [self(name, ids=self.ids(keys), **values)] if keys else []
 
-    def updates(self, name: str, values: Mapping[Key, int], cases: int) -> Iterator[str]:
-        """The UPDATEs that set each row's time_next: one for the most frequent value, then `cases`
+    def updates(self, name: str, values: Mapping[Key, int]) -> Iterator[str]:
+        """The UPDATEs that set each row's time_next: one for the most frequent value, then CASES
         rows in each."""
         usual = next((value for value, _ in Counter(values.values()).most_common(1)), None)
         same = [key for key, value in values.items() if value == usual]
         if same:
             yield self(name, ids=self.ids(same), time_next=usual)
         others = iter({key: value for key, value in values.items() if value != usual}.items())
-        while batch := dict(islice(others, cases)):
+        while batch := dict(islice(others, CASES)):
             yield self(name, ids=self.ids(batch), time_next=self.by_id(batch))
 
     def within_portion(self, portion: Portion | None) -> str:

@@ -1,0 +1,194 @@
+"""The transactions that claim messages, each on a connection with its `context`.
+
+`Claim` takes any messages, in two packets: it locks their rows, chooses here what the limits of the
+queue allow, writes, commits, and reads the rows. `ClaimOfOne` takes one message in one packet, where
+nothing has to be chosen between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from engine.model import (
+    ANYTHING,
+    Claimed,
+    ClaimResult,
+    Delivery,
+    Entry,
+    FetchResult,
+    IdKind,
+    Key,
+    LimitsLeft,
+    QueueTable,
+    RowFormat,
+    Selection,
+    Wanted,
+    end_with_slot,
+)
+from engine.store.batches import Batches, set_aside
+from engine.store.claim_limits import ClaimLimits
+from engine.store.claim_plan import choose
+from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
+from engine.store.fetch import Fetch
+from engine.store.information_schema import now_ns
+from engine.store.port import StoreError, Timed
+from engine.store.queries import TableStatements, statement
+from engine.store.scan import context_of, entries_of
+
+FetchOf = Callable[[Mapping[Key, Delivery]], Fetch]
+"""Makes the fetch of the rows of these deliveries."""
+
+
+class Claim:
+    """A claim of messages, and the reading of their rows behind its commit."""
+
+    def __init__(
+        self,
+        table: QueueTable,
+        wanted: Mapping[Key, Wanted],
+        slot: int,
+        limits: ClaimLimits,
+        batches: Batches,
+        fetch_of: FetchOf | None,
+    ) -> None:
+        """`fetch_of`: None if no rows are to be read."""
+        self.fetch: Fetch | None = None
+        """What has read the rows."""
+        self._table, self._wanted, self._slot = table, wanted, slot
+        self._limits, self._batches, self._fetch_of = limits, batches, fetch_of
+        self._sql = TableStatements(table)
+        self._counts = limits.of_groups(wanted)
+        (self.context, self._first), *self._others = _locks(table, wanted.values()).items()
+        (self._others[-1][1] if self._others else self._first).extend(self._counts)
+
+    def run(self, connection: StoreConnection) -> Timed[ClaimResult]:
+        """Carry it out. Raises StoreError."""
+        with _closed_on_error(connection, self._limits):
+            now_at, found = self._lock(connection)
+            waiting: frozenset[Key] = frozenset()
+            if self._table.after_batch:
+                waiting = self._batches.waiting(connection, self._table, found)
+                found = {key: entry for key, entry in found.items() if key not in waiting}
+            claims, left = self._choose(connection, found, now_at)
+            rows = self._write(connection, claims, waiting, now_at)
+        return Timed(ClaimResult(claims, rows, left, tuple(waiting)), now_at)
+
+    def _lock(self, connection: StoreConnection) -> tuple[int, dict[Key, Entry]]:
+        """The server's time, and the rows that can be claimed, locked."""
+        limits, counted = self._limits, len(self._counts)
+        before, within = limits.before, limits.within
+        opening = [*before, statement("now"), statement("begin"), *within]
+        opened = connection.run([*opening, *self._first], self.context)
+        limits.read(opened[: len(before)], opened[len(opening) - len(within) : len(opening)])
+        now_at, locked = now_ns(opened[len(before)]), opened[len(opening) :]
+        for other_context, locks in self._others:
+            locked += connection.run(locks, other_context)
+        found = {entry.key: entry for entry in entries_of(self._sql, *locked[: len(locked) - counted])}
+        limits.read_groups(locked[len(locked) - counted :], found, now_at)
+        return now_at, found
+
+    def _choose(
+        self, connection: StoreConnection, found: Mapping[Key, Entry], now_at: int
+    ) -> tuple[tuple[Claimed, ...], LimitsLeft | None]:
+        """Which of the locked messages are claimed, and what is left of the limits behind that."""
+        limits = self._limits
+        end_ns = partial(end_with_slot, slot=self._slot) if self._table.lease_column is not None else int
+        possible = limits.of_rows(connection, found, self._wanted)
+        places = limits.places(now_at)
+        claims, left_out = choose(self._wanted.values(), possible, now_at, end_ns, places, limits.by_message)
+        return claims, limits.left(now_at, claims, left_out, found)
+
+    def _write(
+        self, connection: StoreConnection, claims: Sequence[Claimed], waiting: Collection[Key], now_at: int
+    ) -> FetchResult | None:
+        deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
+        writes = [*self._sql.updates("claim_update", deadlines_ns), *set_aside(self._sql, waiting)]
+        writes += [*self._limits.writes(now_at, len(claims)), statement("commit"), *self._limits.behind]
+        if self._fetch_of is None or not claims:
+            connection.run(writes)
+            return None
+        self.fetch = self._fetch_of({claim.key: claim.delivery for claim in claims})
+        return self.fetch.run_behind(connection, writes)
+
+
+class ClaimOfOne:
+    """A claim of one message, and the reading of its row, in the session of the row."""
+
+    @staticmethod
+    def serves(table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat) -> bool:
+        """Whether a claim of these messages does the same in the session of such rows as in any other, and
+        depends on no other message. The table has no trigger."""
+        policy = table.policy
+        alone = len(wanted) == 1 and not (policy.locked_claims or policy.group_strict) and table.after_batch is None
+        alike = table.acks_alike and table.id_kind is IdKind.INTEGER and wanted[0].selection == ANYTHING
+        return alone and alike and not (row_format.pad_char and table.group_columns)
+
+    def __init__(self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf) -> None:
+        self.fetch = fetch_of({want.key: Delivery(want.epoch + 1, 0)})
+        self.context = self.fetch.context
+        self._table, self._want, self._slot = table, want, slot
+        self._sql = TableStatements(table)
+        self._claims: tuple[Claimed, ...] = ()
+        self._now_ns = 0
+
+    def run(self, connection: StoreConnection) -> Timed[ClaimResult] | None:
+        """Carry it out. None: the server has refused a statement, and nothing was done. Usually another
+        transaction has locked the row. Raises StoreError if the connection broke."""
+        try:
+            rows = self.fetch.run_with(connection, self._statements, self._deliveries)
+        except StoreError:
+            if connection.broken:
+                raise
+            with suppress(StoreError):  # Its end rolls back, too.
+                connection.run([statement("rollback")])
+            return None
+        return Timed(ClaimResult(self._claims, rows if self._claims else None), self._now_ns)
+
+    @property
+    def _statements(self) -> list[str]:
+        sql, want = self._sql, self._want
+        ids = sql.ids((want.key,))
+        wait_us, rest_ns = divmod(want.wait_ns, 1_000)
+        below_us = rest_ns if self._table.lease_column is None else self._slot
+        return [
+            statement("now"),
+            statement("begin"),
+            sql("claim_lock_one", ids=ids),
+            sql("claim_update_one", ids=ids, epoch=want.epoch, wait_us=wait_us, below_us=below_us),
+            statement("commit"),
+        ]
+
+    def _deliveries(self, results: Sequence[Result]) -> Mapping[Key, Delivery]:
+        now, _, locked, update, _ = results
+        self._now_ns, want = now_ns(now), self._want
+        if update.affected:
+            entry = Entry(want.key, want.epoch, 0, self._now_ns)  # It came due between the two statements.
+            entry = next(iter(entries_of(self._sql, locked)), entry)
+            claimed = Claimed(want.key, want.epoch + 1, update.insert_id, entry.priority, entry.due_ns, entry.group)
+            self._claims = (claimed,)
+        return {claim.key: claim.delivery for claim in self._claims}
+
+
+@contextmanager
+def _closed_on_error(connection: StoreConnection, limits: ClaimLimits) -> Iterator[None]:
+    """After an error, close a connection that may hold the lock of a limit. The server releases it."""
+    try:
+        yield
+    except BaseException:
+        connection.broken = connection.broken or limits.any
+        raise
+
+
+def _locks(table: QueueTable, wanted: Iterable[Wanted]) -> dict[SessionContext, list[str]]:
+    """One statement for each selection, by context: statements with the same context can share a
+    packet."""
+    by_selection: dict[Selection, list[Key]] = {}
+    for want in wanted:
+        by_selection.setdefault(want.selection, []).append(want.key)
+    locks: dict[SessionContext, list[str]] = {}
+    for selection, keys in by_selection.items():
+        sql = TableStatements(table, selection)
+        locks.setdefault(context_of(selection), []).append(sql("claim_lock", ids=sql.ids(keys)))
+    return locks or {OWN_CONTEXT: []}
