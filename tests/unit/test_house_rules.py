@@ -46,6 +46,7 @@ ENGINE_SHELL = {
     "engine.service",
     "engine.store.batches",
     "engine.store.claim_limits",
+    "engine.store.claiming",
     "engine.store.connection",
     "engine.store.dead_letter",
     "engine.store.fetch",
