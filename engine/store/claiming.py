@@ -7,9 +7,11 @@ nothing has to be chosen between the two.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Final
 
 from engine.model import (
     ANYTHING,
@@ -36,6 +38,10 @@ from engine.store.information_schema import now_ns
 from engine.store.port import StoreError, Timed
 from engine.store.queries import TableStatements, statement
 from engine.store.scan import context_of, entries_of
+
+WAITED_S: Final = 0.5
+"""Half of the time for which a locked table is waited for. MariaDB has one error for that and for a locked
+row, which is not waited for."""
 
 FetchOf = Callable[[Mapping[Key, Delivery]], Fetch]
 """Makes the fetch of the rows of these deliveries."""
@@ -135,11 +141,12 @@ class ClaimOfOne:
 
     def run(self, connection: StoreConnection) -> Timed[ClaimResult] | None:
         """Carry it out. None: the server has refused a statement, and nothing was done. Usually another
-        transaction has locked the row. Raises StoreError if the connection broke."""
+        transaction has locked the row. Raises StoreError if the connection broke, or the table was locked."""
+        began_s = time.monotonic()
         try:
             rows = self.fetch.run_with(connection, self._statements, self._deliveries)
-        except StoreError:
-            if connection.broken:
+        except StoreError as error:
+            if connection.broken or (error.waited and time.monotonic() - began_s > WAITED_S):
                 raise
             with suppress(StoreError):  # Its end rolls back, too.
                 connection.run([statement("rollback")])

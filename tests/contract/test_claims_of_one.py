@@ -135,6 +135,18 @@ def test_a_message_that_another_transaction_has_locked_is_left_out_without_waiti
     assert row_of(subject, 1)[:2] == (1, claim.deadline_ns)
 
 
+def test_a_locked_table_is_waited_for_once(subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]) -> None:
+    store, sent = counted
+    insert(subject, 1)
+    with connect(subject.server, database=subject.database) as other, other.cursor() as cursor:
+        cursor.execute("LOCK TABLES messages WRITE")
+        with pytest.raises(StoreError) as caught:
+            store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], BODY, 1000)
+        cursor.execute("UNLOCK TABLES")
+    assert caught.value.waited
+    assert sum(b"ackstream claim" in data for data in sent) == 1
+
+
 def test_a_statement_that_the_server_refuses_leaves_nothing_claimed_or_locked(
     subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
 ) -> None:
