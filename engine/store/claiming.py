@@ -125,7 +125,7 @@ class ClaimOfOne:
     @staticmethod
     def serves(table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat) -> bool:
         """Whether a claim of these messages does the same in the session of such rows as in any other, and
-        depends on no other message. The table has no trigger."""
+        depends on no other message. Precondition: the table has no trigger."""
         policy = table.policy
         alone = len(wanted) == 1 and not (policy.locked_claims or policy.group_strict) and table.after_batch is None
         alike = table.acks_alike and table.id_kind is IdKind.INTEGER and wanted[0].selection == ANYTHING
