@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -20,11 +20,9 @@ from engine.model import (
     Delivery,
     Entry,
     FetchResult,
-    IdKind,
     Key,
     LimitsLeft,
     QueueTable,
-    RowFormat,
     Selection,
     Wanted,
     end_with_slot,
@@ -120,20 +118,16 @@ class Claim:
 
 
 class ClaimOfOne:
-    """A claim of one message, and the reading of its row, in the session of the row."""
+    """A claim of one message, and the reading of its row, in one packet."""
 
     @staticmethod
-    def serves(table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat) -> bool:
-        """Whether a claim of these messages does the same in the session of such rows as in any other, and
-        depends on no other message. Precondition: the table has no trigger."""
-        policy = table.policy
-        alone = len(wanted) == 1 and not (policy.locked_claims or policy.group_strict) and table.after_batch is None
-        alike = table.acks_alike and table.id_kind is IdKind.INTEGER and wanted[0].selection == ANYTHING
-        return alone and alike and not (row_format.pad_char and table.group_columns)
+    def serves(table: QueueTable, wanted: Sequence[Wanted]) -> bool:
+        """Whether these messages are one, whose claim depends on no limit, condition or batch."""
+        limited = table.policy.locked_claims or table.policy.group_strict or table.after_batch is not None
+        return len(wanted) == 1 and not limited and wanted[0].selection == ANYTHING
 
     def __init__(self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf) -> None:
         self.fetch = fetch_of({want.key: Delivery(want.epoch + 1, 0)})
-        self.context = self.fetch.context
         self._table, self._want, self._slot = table, want, slot
         self._sql = TableStatements(table)
         self._claims: tuple[Claimed, ...] = ()
@@ -144,13 +138,11 @@ class ClaimOfOne:
         transaction has locked the row. Raises StoreError if the connection broke, or the table was locked."""
         began_s = time.monotonic()
         try:
-            rows = self.fetch.run_with(connection, self._statements, self._deliveries)
+            rows = self.fetch.run_behind(connection, self._statements, self._deliveries)
         except StoreError as error:
             if connection.broken or (error.waited and time.monotonic() - began_s > WAITED_S):
                 raise
-            with suppress(StoreError):  # Its end rolls back, too.
-                connection.run([statement("rollback")])
-            return None
+            return None  # The reset has rolled back.
         return Timed(ClaimResult(self._claims, rows if self._claims else None), self._now_ns)
 
     @property
@@ -160,7 +152,8 @@ class ClaimOfOne:
         wait_us, rest_ns = divmod(want.wait_ns, 1_000)
         below_us = rest_ns if self._table.lease_column is None else self._slot
         return [
-            statement("now"),
+            statement("claim_clock"),
+            statement("claim_now"),
             statement("begin"),
             sql("claim_lock_one", ids=ids),
             sql("claim_update_one", ids=ids, epoch=want.epoch, wait_us=wait_us, below_us=below_us),
@@ -168,13 +161,15 @@ class ClaimOfOne:
         ]
 
     def _deliveries(self, results: Sequence[Result]) -> Mapping[Key, Delivery]:
-        now, _, locked, update, _ = results
+        _, now, _, locked, update, _ = results
         self._now_ns, want = now_ns(now), self._want
         if update.affected:
             entry = Entry(want.key, want.epoch, 0, self._now_ns)  # It came due between the two statements.
             entry = next(iter(entries_of(self._sql, locked)), entry)
-            claimed = Claimed(want.key, want.epoch + 1, update.insert_id, entry.priority, entry.due_ns, entry.group)
-            self._claims = (claimed,)
+            end_ns = self._now_ns + want.wait_ns
+            if self._table.lease_column is not None:
+                end_ns = end_with_slot(end_ns, self._slot)
+            self._claims = (Claimed(want.key, want.epoch + 1, end_ns, entry.priority, entry.due_ns, entry.group),)
         return {claim.key: claim.delivery for claim in self._claims}
 
 

@@ -147,8 +147,6 @@ class Result:
     rows: list[bytes]
     affected: int = 0
     warnings: int = 0
-    insert_id: int = 0
-    """The last insert id in the server's answer."""
 
 
 class StoreConnection:
@@ -227,24 +225,27 @@ class StoreConnection:
         command: int,
         payload: bytes,
         read: Callable[[], object],
-        on_results: Callable[[Sequence[Result]], None],
+        on_results: Callable[[Sequence[Result]], None] = lambda _: None,
     ) -> bool:
-        """Send statements, and in the same packet one further command, all in this context.
+        """Send statements that commit what they write, and in the same packet one further command, for a
+        session that was reset and has this context.
 
         `on_results` is called with the results of the statements. Then `read` reads the reply to the
         command. Returns whether the command succeeded. Raises StoreError if a statement failed; the server
         carries out the command all the same, and its reply is read.
         """
         try:
-            self._begin(statements, context, _framed(command, payload), resets=command == COMMAND.COM_QUERY)
+            self._begin(statements, OWN_CONTEXT, self._reset_to(context) + _framed(command, payload), resets=False)
             results = [self.result() for _ in statements]
         except StoreError:
             if not self.broken:
                 with suppress(StoreError):
+                    self._read_reset(context)
                     read()
             raise
         on_results(results)
         try:
+            self._read_reset(context)
             read()
         except StoreError:
             return False
@@ -267,36 +268,6 @@ class StoreConnection:
         if entering:
             self.context = context
         self._read_checks(checks)
-
-    def commit_and_read(
-        self, writes: Sequence[str], context: SessionContext, command: int, payload: bytes, read: Callable[[], object]
-    ) -> bool:
-        """Send `writes`, the last of which commit, and in the same packet one further command,
-        for a session that was reset and has this context. `read` reads the reply to the command.
-
-        Returns whether the command succeeded; the writes are committed in any case. Raises
-        StoreError if a write failed. The connection is broken then: the server carries out the
-        command all the same.
-        """
-        checks = self._checks(writes)
-        changing = ";\n".join([*checks, *self._marked(writes)]).encode()
-        self.context = None
-        self._send(_framed(COMMAND.COM_QUERY, changing) + self._reset_to(context) + _framed(command, payload))
-        try:
-            self._read_checks(checks)
-            for _ in writes:
-                self.result()
-        except StoreError:
-            self.broken = True
-            raise
-        try:
-            self._finish_reset()
-            self.result()
-            self.context = context
-            read()
-        except StoreError:
-            return False
-        return True
 
     def send(self, command: int, payload: bytes) -> None:
         """Send one command. The caller reads its reply."""
@@ -348,6 +319,11 @@ class StoreConnection:
             raise
         self._wrote = False
 
+    def _read_reset(self, context: SessionContext) -> None:
+        self._finish_reset()
+        self._finish_reset()
+        self.context = context
+
     def _read_owed(self) -> None:
         while self._owed:
             self._owed -= 1
@@ -363,7 +339,7 @@ class StoreConnection:
         first = self._reply()
         if first[0] == OK:
             head = ok_head_at(first, 0, len(first))
-            return Result([], head.affected_rows, head.warnings, head.insert_id)
+            return Result([], head.affected_rows, head.warnings)
         columns, _ = lenenc_at(first, 0, len(first))
         self._skip(columns + 1)
         rows: list[bytes] = []

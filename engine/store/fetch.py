@@ -5,8 +5,8 @@ produces the same bytes as on the client's own connection. A budget bounds the b
 read in slices that should fit it, by the size of the table's earlier rows. Rows beyond the budget
 are received and dropped.
 
-The rows of a claim are read behind its commit in the same packet, if all its subscribers have one
-format: `run_behind`, and `run_with` for a claim that is one packet as a whole.
+The rows of a claim are read behind its commit in the same packet (`run_behind`), if all its
+subscribers have one format.
 """
 
 from __future__ import annotations
@@ -60,39 +60,28 @@ class Fetch:
             (now,) = connection.run([statement("now")])
         return Timed(self._result(left), now_ns(now))
 
-    def run_behind(self, connection: StoreConnection, writes: Sequence[str]) -> FetchResult | None:
-        """Send `writes`, the last of which commit, and read the first slice behind them, in the
-        same packet.
-
-        Keys beyond the slice are unread. None: the rows could not be read; the writes are committed
-        all the same. Raises StoreError if a write failed.
-        """
-        part, left = self._sliced(list(self._keys))
-        if not connection.commit_and_read(writes, self.context, *self._command(connection, part)):
-            return None
-        return self._result(left)
-
-    def run_with(
+    def run_behind(
         self,
         connection: StoreConnection,
         statements: Sequence[str],
-        on_results: Callable[[Sequence[Result]], Mapping[Key, Delivery]],
+        on_results: Callable[[Sequence[Result]], Mapping[Key, Delivery]] | None = None,
     ) -> FetchResult | None:
-        """Send `statements`, the last of which commit, and read the rows behind them, in the same packet
-        and all in the context of the rows.
+        """Send `statements`, which commit what they write, and read the first slice behind them, in the
+        same packet.
 
-        `on_results` returns the deliveries by the results of the statements. Rows of other deliveries are
-        not kept. None: the rows could not be read; the statements have succeeded all the same. Raises
-        StoreError if one failed.
+        `on_results` returns the deliveries, if they follow from the results of the statements: rows of
+        others are not kept. Keys beyond the slice are unread. None: the rows could not be read; the
+        statements have succeeded all the same. Raises StoreError if one failed.
         """
 
         def note(results: Sequence[Result]) -> None:
-            self._keys = on_results(results)
+            if on_results is not None:
+                self._keys = on_results(results)
 
-        part, _ = self._sliced(list(self._keys))
+        part, left = self._sliced(list(self._keys))
         if not connection.run_and_read(statements, self.context, *self._command(connection, part), note):
             return None
-        return self._result([key for key in self._keys if key not in part])
+        return self._result(left)
 
     def _command(self, connection: StoreConnection, keys: Sequence[Key]) -> tuple[int, bytes, Callable[[], object]]:
         """The command that reads these rows, its payload, and what reads the reply."""

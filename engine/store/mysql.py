@@ -166,9 +166,6 @@ class MySQLStore:
         self._claim_s: Recent[TableId, float] = Recent(remembered)
         self._purged_to_ns: Recent[TableId, int] = Recent(remembered)
         self._idle_rates = IdleRates(remembered)
-        self._triggered: frozenset[str] | None = None
-        """The names of tables with triggers and of views, in lower case, at the catalog's last refresh. None
-        before the first one."""
         self._batches = Batches(self._with_rights)
         self._semaphores = Semaphores(self._with_rights)
         self._servers: set[Origin] = set()
@@ -237,7 +234,6 @@ class MySQLStore:
         with self._pool.connection() as connection:
             grants = self._read_grants(connection)
             found = listing(connection, grants.stamp)
-        self._triggered = found.value.views_and_triggers
         rights = replace(found.value, account=grants.account, problems=grants.problems())
         return Timed(rights, found.now_ns)
 
@@ -330,9 +326,9 @@ class MySQLStore:
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows behind the commit."""
         fetch_of = None if row_format is None else partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
-        if row_format is not None and fetch_of is not None and self._has_no_trigger(table):
-            alone = ClaimOfOne.serves(table, wanted, row_format)
-            if alone and (result := self._claim_one(table, wanted[0], slot, fetch_of)) is not None:
+        if fetch_of is not None and ClaimOfOne.serves(table, wanted):
+            result = self._claim_one(table, wanted[0], slot, fetch_of)
+            if result is not None:
                 return result
         claim = partial(self._claim, table, wanted, slot, fetch_of)
         try:
@@ -346,11 +342,6 @@ class MySQLStore:
             if not error.lasting:
                 raise
         return self._retried(claim)  # Another queue may have been dropped or altered since it was described.
-
-    def _has_no_trigger(self, table: QueueTable) -> bool:
-        """Whether the table had no trigger at the catalog's last refresh. One that was made since affects the
-        session that reads its own rows until then, and no other."""
-        return self._triggered is not None and table.id.name.casefold() not in self._triggered
 
     def _fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
@@ -475,7 +466,7 @@ class MySQLStore:
 
     def _claim_one(self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf) -> Timed[ClaimResult] | None:
         claim = ClaimOfOne(table, want, slot, fetch_of)
-        with self._pool.connection(claim.context) as connection:
+        with self._pool.connection() as connection:
             result = claim.run(connection)
         if result is not None and result.value.claims:
             self._row_bytes.put(table.id, claim.fetch.row_bytes)

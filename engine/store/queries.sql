@@ -197,12 +197,18 @@ WHERE id IN ($ids) AND time_acked IS NULL
 ORDER BY id
 FOR UPDATE SKIP LOCKED
 
+-- name: claim_clock
+-- The server's clock in microseconds, kept for an UPDATE in the same packet.
+SET @ackstream_now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+
+-- name: claim_now
+-- The same in nanoseconds, as `now` returns it.
+SELECT CAST(@ackstream_now * 1000 AS BINARY)
+
 -- name: claim_lock_one
--- The same for one message, in the session of its subscriber: MariaDB converts numbers to the character
--- set of the results. If another transaction has locked the row, this fails at once, and the statements
--- behind it in the packet do not run: an UPDATE would wait.
-SELECT /* ackstream claim */ $id, CAST(COALESCE(epoch, 0) AS BINARY),
-    CAST(COALESCE(priority, $lowest_priority) AS BINARY), CAST(COALESCE(time_next, 0) AS BINARY) $group
+-- Locks a row as claim_lock does. If another transaction has locked it, this fails at once, and the
+-- statements behind it in the packet do not run: an UPDATE would wait.
+SELECT /* ackstream claim */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0) $group
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
     AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
@@ -290,12 +296,9 @@ SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next $and_lease
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: claim_update_one
--- Claims that message if it has this epoch. The server computes the end of the lease, and its answer
--- has it as the last insert id.
+-- Claims that message if it has this epoch, until `wait_us` behind the clock of claim_clock.
 UPDATE /* ackstream claim */ $table FORCE INDEX ($id_index)
-SET epoch = COALESCE(epoch, 0) + 1,
-    time_next = LAST_INSERT_ID(
-        (TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + $wait_us) * 1000 + $below_us) $and_lease
+SET epoch = COALESCE(epoch, 0) + 1, time_next = (@ackstream_now + $wait_us) * 1000 + $below_us $and_lease
 WHERE id IN ($ids) AND time_acked IS NULL AND COALESCE(epoch, 0) = $epoch
     AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
 
