@@ -65,16 +65,22 @@ BREAKS = (
         "one claim, two deliveries|stuck",
         "plain",
         (
-            MYSQL,
-            'writes += [statement("commit"), *limits.behind]',
-            "writes += [*limits.behind]",
+            "engine.store.claiming",
+            '*self._limits.writes(now_at, len(claims)), statement("commit"), *self',
+            "*self._limits.writes(now_at, len(claims)), *self",
         ),
+        ("engine.store.claiming", '            statement("commit"),\n        ]', "        ]"),
+        ("engine.store.claiming", "_, now, _, locked, update, _ = results", "_, now, _, locked, update = results"),
     ),
     _break(
         "the guard of a claim has neither epoch nor time",
         "two holders",
         "plain",
-        in_sql((CLAIM_LOCK, CLAIM_LOCK.replace(f"    AND {DUE}\n", ""))),
+        in_sql(
+            (CLAIM_LOCK, CLAIM_LOCK.replace(f"    AND {DUE}\n", "")),
+            (f"\n    AND {DUE}\nFOR UPDATE NOWAIT", "\nFOR UPDATE NOWAIT"),
+            (f" AND COALESCE(epoch, 0) = $epoch\n    AND {DUE}", ""),
+        ),
         ("engine.store.claim_plan", " and want.epoch == entry.epoch", ""),
     ),
     _break(
