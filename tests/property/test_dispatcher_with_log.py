@@ -18,7 +18,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from engine.binlog.changes import ChangeSet, RowChange
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import Scan
+from engine.dispatch.effects import Claim, Scan
 from engine.dispatch.fetches import FetchesUnderWay
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
@@ -65,6 +65,19 @@ class PlayWithLog(Play):
             self.the_log_grows()
             self.extended.add(row.key)
 
+    @precondition(lambda self: self._asked_for(Claim))
+    @rule(pick=PICK, later_s=st.sampled_from([1, 100]))
+    def a_claimed_message_is_put_off_and_logged_before_the_answer(self, pick: int, later_s: int) -> None:
+        claim = self._one_of(self._asked_for(Claim), pick)
+        if claim.answer is None:
+            self.stage.do(claim)
+        live = {row.key for row in self._live()}
+        for at in [at for at, row in enumerate(self._live()) if row.key in claim.carries & live]:
+            self.put_off_and_only_the_log_tells(at, later_s)
+        self._all_news_arrive()
+        if claim in self.stage.asked:
+            self.stage.answer(claim)
+
     @precondition(lambda self: self._live())
     @rule(pick=PICK)
     def a_message_is_deleted_and_its_id_comes_again(self, pick: int) -> None:
@@ -83,10 +96,13 @@ class PlayWithLog(Play):
     @rule(key=KEYS)
     def the_binlog_shows(self, key: int) -> None:
         """What it shows of a message now comes behind all that it has to show."""
+        self._all_news_arrive()
+        super().the_binlog_shows(key)
+
+    def _all_news_arrive(self) -> None:
         self.the_log_grows()
         while self.log:
             self.news_arrive(detailed=True)
-        super().the_binlog_shows(key)
 
     @rule()
     def the_log_grows(self) -> None:
@@ -123,9 +139,7 @@ class PlayWithLog(Play):
 
     def teardown(self) -> None:
         if hasattr(self, "stage"):
-            self.the_log_grows()
-            while self.log:
-                self.news_arrive(detailed=True)
+            self._all_news_arrive()
         super().teardown()
 
     def _live(self) -> list[Row]:
