@@ -14,7 +14,7 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -187,16 +187,24 @@ def run_kind(kind: str) -> Result:
         return one_run(servers, after_kill, Path(folder))
 
 
-def main() -> None:
-    """Run them, and print a line for each run and a table."""
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says: how many `times`, and which `kinds`. Without any, it is all kinds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], default=list(KINDS))
-    arguments = parser.parse_args()
+    # argparse compares the default of `*` as a whole with the choices.
+    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], default=[], metavar=f"{{{','.join(KINDS)}}}")
+    found = parser.parse_args(given)
+    found.kinds = found.kinds or list(KINDS)
+    return found
+
+
+def main() -> None:
+    """Run them, and print a line for each run and a table."""
+    asked_for = arguments()
     table = []
-    for kind in arguments.kinds or KINDS:
+    for kind in asked_for.kinds:
         results = []
-        for number in range(arguments.times):
+        for number in range(asked_for.times):
             results.append(run_kind(kind))
             print(f"{kind} {number + 1}: {results[-1]}", flush=True)  # noqa: T201
         pauses = sorted(result.pause_s for result in results)
