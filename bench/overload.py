@@ -1,6 +1,6 @@
 """More load than a proxy can take: what its memory and the other clients' latency are meanwhile.
 
-    .venv/bin/python -m bench.overload [--seconds N] [--server mysql|mariadb] [--only SCENE …]
+    .venv/bin/python -m bench.overload [--seconds N] [--server mysql|mariadb] [--only SCENE …] [--workers N]
 
 Each scene has a proxy and a server of its own:
 
@@ -302,6 +302,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load (flood: ten times as long)")
     parser.add_argument("--server", choices=["mysql", "mariadb"], action="append")
     parser.add_argument("--only", choices=SCENES, nargs="+", default=list(SCENES))
+    parser.add_argument("--workers", type=int, default=1, help="processes of the proxy")
     chosen = parser.parse_args()
     flavours: list[Flavour] = chosen.server or ["mysql", "mariadb"]
     for flavour in flavours:
@@ -318,7 +319,7 @@ def main() -> None:
                 try:
                     with connect(server.port, None) as root, root.cursor() as cursor:
                         cursor.execute("CREATE DATABASE bench")
-                    options = ("--log-level", "warning")
+                    options = ("--log-level", "warning", "--workers", str(chosen.workers))
                     with (
                         environment(ACKSTREAM_CONNECTIONS_MAX=str(CONNECTIONS_MAX)),
                         running_proxy(server, folder / "log", options, forked=False) as proxy,
