@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
-from operator import itemgetter
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, TypeVar, cast
 
 import pyarrow as pa
 import pymysql
@@ -47,6 +49,8 @@ REFUSALS: Final = frozenset(
 )
 """Errors of a single row; other rows may be accepted."""
 
+T = TypeVar("T")
+
 Refuse = Callable[[int, int, str], None]
 """Takes a row that the server refuses: its place, the error's number and its text."""
 
@@ -68,33 +72,55 @@ class Target(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: write the slices of a partition. Rows have SLICE and PLACE, and come one
         slice after another."""
-        with self.endpoint.connect() as connection, connection.cursor() as cursor:
+        with (
+            self.endpoint.connect() as connection,
+            connection.cursor() as cursor,
+            closing(ahead(self._parts(iterator))) as coming,
+        ):
             do("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", connection)
-            for number, parts in groupby(_parts(iterator), key=itemgetter(0)):
+            for number, parts in groupby(coming, key=attrgetter("slice")):
                 connection.begin()
                 if self.ledger.write_slice(cursor, self.batch, number):
-                    count = sum(self._insert(cursor, number, rows) for _, rows in parts)
+                    count = sum(self._insert(cursor, part) for part in parts)
                     if count != self.rows[number]:
                         raise JobError(f"the data changed while it was read: slice {number} has {count:,} rows now")
                 connection.commit()
         return WriterCommitMessage()
 
-    def _insert(self, cursor: Any, number: int, batch: pa.RecordBatch) -> int:
-        rows = rows_as_sql(batch.select(list(self.columns)))
-        first = batch.column(PLACE)[0].as_py()
-        refuse = refusing(self.ledger, cursor, self.batch, number, self.rejects_max, first)
+    def _parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
+        for batch in batches:
+            start = 0
+            for number, group in groupby(batch.column(SLICE).to_pylist()):
+                part = batch.slice(start, len(list(group)))
+                start += part.num_rows
+                yield _Part(number, part.column(PLACE)[0].as_py(), rows_as_sql(part.select(list(self.columns))))
+
+    def _insert(self, cursor: Any, part: _Part) -> int:
+        rows = part.rows
+        refuse = refusing(self.ledger, cursor, self.batch, part.slice, self.rejects_max, part.first)
         for some in pieces(rows):
-            sift(some, lambda part: insert(cursor, self.table, self.columns, rows[part.start : part.stop]), refuse)
+            sift(some, lambda span: insert(cursor, self.table, self.columns, rows[span.start : span.stop]), refuse)
         return len(rows)
 
 
-def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of one slice after another, each with its number."""
-    for batch in batches:
-        start = 0
-        for number, group in groupby(batch.column(SLICE).to_pylist()):
-            yield number, (rows := batch.slice(start, len(list(group))))
-            start += rows.num_rows
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a slice that come one after another, in SQL. `first`: the place of the first one."""
+
+    slice: int
+    first: int
+    rows: list[bytes]
+
+
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """The items. A thread makes the next one while the caller uses one: here, the server inserts rows while
+    the next ones are read from Spark and put into SQL."""
+    end = object()
+    with ThreadPoolExecutor(1) as maker:
+        coming: Future[T | object] = maker.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = maker.submit(next, items, end)
+            yield cast("T", item)
 
 
 def write_slices(frame: DataFrame, target: Target) -> None:

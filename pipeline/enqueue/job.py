@@ -278,6 +278,10 @@ def _write(
     that they failed with."""
     failures: list[BaseException] = []
 
+    def show(left: tuple[int, ...]) -> None:
+        total = load.batch.messages
+        report(Progress(way.phase, total - rows_of(load, left), total))
+
     def run() -> None:
         try:
             way.write(missing)
@@ -288,14 +292,14 @@ def _write(
     tag = f"ackstream-{threading.get_ident()}-{time.monotonic_ns()}"
     spark.addTag(tag)
     job = InheritableThread(target=run, name="ackstream-enqueue", daemon=True)
+    show(missing)
     try:
         job.start()
         ended = False
         while not ended:
             job.join(load.settings.look_s)
             ended = not job.is_alive()  # before `look`, so that the last one finds all
-            left = rows_of(load, way.look())
-            report(Progress(way.phase, load.batch.messages - left, load.batch.messages))
+            show(way.look())
     except BaseException:
         spark.interruptTag(tag)
         job.join(ENDING_S)
