@@ -327,7 +327,7 @@ class SuspectClaimsStopTheirStream(Dispatcher):
 def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
     play: type[PlayWithLog], broken: type[Dispatcher]
 ) -> None:
-    broken_play = type("PlayBroken", (play,), {"dispatcher_type": broken})
+    broken_play = type("PlayBroken", (play,), {"dispatcher_type": broken, "shares": False, "plain": True})
     assert_objects(broken_play)
 
 

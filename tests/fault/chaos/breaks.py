@@ -298,11 +298,11 @@ BREAKS = (
     _break(
         "a claim that failed is under way for ever",
         "stuck|no progress",
-        "plain",
+        "audited",
         ("engine.dispatch.dispatcher", "        return self.claim_done(now, claim_id, ())", "        return []"),
         proxies=1,
-        faults=frozenset({"kill_connections"}),
-        per_minute=60,
+        faults=frozenset({"table_full"}),
+        per_minute=30,
     ),
     _break(
         "a failover writes to both",
