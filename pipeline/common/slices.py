@@ -113,8 +113,12 @@ class _Part:
 
 
 def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """The items. A thread makes the next one while the caller uses one: here, the server inserts rows while
-    the next ones are read from Spark and put into SQL."""
+    """The items. A thread makes the next one while the caller uses one, so two are in memory: the
+    server inserts rows while the next ones are read from Spark and put into SQL.
+
+    Raises what making an item raises, behind the items before it. To close it waits until the item
+    that is being made is made.
+    """
     end = object()
     with ThreadPoolExecutor(1) as maker:
         coming: Future[T | object] = maker.submit(next, items, end)

@@ -288,6 +288,9 @@ def test_progress_is_told(fill: Enqueue, mode: Mode, connection: Any, orders: Da
     told: list[Progress] = []
     fill(orders, report=told.append)
     assert told[0] == Progress("checking", 0, 0)
+    assert told[1] == Progress("enqueueing" if mode == "streaming" else "staging", 0, 1000), (
+        "before anything is written"
+    )
     assert told[-1] == Progress("enqueueing" if mode == "streaming" else "publishing", 1000, 1000)
     assert [progress.done for progress in told] == sorted(progress.done for progress in told) or mode == "atomic"
 

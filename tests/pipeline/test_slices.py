@@ -1,15 +1,47 @@
-"""Rows are put into SQL one part ahead of the part that the server inserts."""
+"""Rows are put into SQL one part ahead of the part that the server inserts.
+
+The order of the two is forced by a connection without a server. How slices are written is tested with servers
+(test_enqueue).
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
+from unittest.mock import MagicMock
 
+import pyarrow as pa
 import pytest
 
-from pipeline.common.slices import ahead
+from pipeline.common.slices import Target, ahead
+from pipeline.common.staging import PLACE, SLICE
 
 LONG_S = 30
+
+
+def test_a_task_reads_the_next_rows_while_the_server_inserts() -> None:
+    first, second = (pa.RecordBatch.from_pydict({SLICE: [0], PLACE: [place], "n": [place]}) for place in range(2))
+    second_is_read = threading.Event()
+    inserted: list[bytes] = []
+
+    def rows_of_spark() -> Iterator[pa.RecordBatch]:
+        yield first
+        second_is_read.set()
+        yield second
+
+    def execute(statement: str | bytes) -> int:
+        if isinstance(statement, bytes):  # An INSERT.
+            assert second_is_read.wait(LONG_S)
+            inserted.append(statement)
+        return 1
+
+    endpoint, ledger = MagicMock(), MagicMock()
+    connection = endpoint.connect.return_value = MagicMock()
+    connection.__enter__.return_value = connection
+    connection.cursor.return_value = nullcontext(MagicMock(execute=execute))
+    Target(endpoint, ledger, MagicMock(), "`q`", ("n",), (2,)).write(rows_of_spark())
+    assert [statement[-3:] for statement in inserted] == [b"(0)", b"(1)"]
 
 
 def test_the_next_item_is_made_while_one_is_used() -> None:
