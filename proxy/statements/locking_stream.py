@@ -149,11 +149,13 @@ class LockingSession:
             if offer is not None:
                 self._has_locked, timeout_s = True, SOON_S
                 await self._lock(stream, *offer)
+            elif stream.over:
+                break  # What was not written goes with the end.
             elif timeout_s == SOON_S:
                 timeout_s = ping_interval_s
                 stream.flush()
                 await self._end_own_transaction()
-            elif not stream.over:
+            else:
                 await self._session.internal_command(COM_PING)  # Else the server closes the idle connection.
         await self._end_own_transaction()
 

@@ -34,16 +34,18 @@ CarryOut = Callable[[Session, Verb, bytes], Awaitable[None]]
 
 
 class FakeTransport:
-    """One end of a socket; `packets` collects what is written."""
+    """One end of a socket; `written` collects the packets, and `writes` counts the calls."""
 
     def __init__(self) -> None:
         self.written: list[Packet] = []
+        self.writes = 0
         self.closed = asyncio.Event()
         self._came = asyncio.Event()
         self._packets = Packets()
 
     def write(self, data: bytes) -> None:
         assert not self.is_closing()
+        self.writes += 1
         self.written += self._packets.feed(data)
         self._came.set()
 
