@@ -144,13 +144,10 @@ class LockingSession:
         """Lock what the engine offers, and keep the backing connection open, until the stream is
         over. While nothing is offered, and if nothing was, the transaction of the proof ends."""
         timeout_s = SOON_S
-        while not stream.over:
-            offer = await stream.next_offer(timeout_s)
+        while (offer := await stream.next_offer(timeout_s)) is not None or not stream.over:
             if offer is not None:
                 self._has_locked, timeout_s = True, SOON_S
                 await self._lock(stream, *offer)
-            elif stream.over:
-                break  # What was not written goes with the end.
             elif timeout_s == SOON_S:
                 timeout_s = ping_interval_s
                 stream.flush()
