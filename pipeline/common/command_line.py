@@ -37,7 +37,7 @@ WRONG, FAILED = 2, 1
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Assignment(click.ParamType[tuple[str, str]]):
+class Assignment(click.ParamType):  # type: ignore[type-arg]  # Before click 8.4 it is not generic.
     """NAME=VALUE."""
 
     name = "name=value"
@@ -50,7 +50,7 @@ class Assignment(click.ParamType[tuple[str, str]]):
         return name.strip(), text.strip()
 
 
-class Duration(click.ParamType[float]):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # The same.
     """Seconds, or a number with a unit."""
 
     name = "duration"

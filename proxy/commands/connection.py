@@ -78,7 +78,7 @@ class Address:
         )
 
 
-class _Url(click.ParamType[Address]):
+class _Url(click.ParamType):  # type: ignore[type-arg]  # Before click 8.4 it is not generic.
     name = "URL"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
