@@ -65,6 +65,8 @@ class Fleet(RuleBasedStateMachine):
         """What dead proxies had sent, and until when it may be carried out (monotonic)."""
         self.unnoticed: list[Proxy] = []
         """The proxies that have not been told yet that another one is gone."""
+        self.unanswered: dict[tuple[Key, int], Stage] = {}
+        """Deliveries whose claims were carried out and their answers lost, and who claimed them."""
         self.streams = 0
         self.blip_ns = 0
         self.start_a_proxy(0)
@@ -184,6 +186,8 @@ class Fleet(RuleBasedStateMachine):
     @rule(pick=PICK)
     def one_fails_or_its_answer_is_lost(self, pick: int) -> None:
         stage, asked = self._one_of(self._asked(), pick)
+        if isinstance(asked.effect, Claim) and asked.answer is not None:
+            self.unanswered |= {(want.key, want.epoch + 1): stage for want in asked.effect.wanted}
         stage.fail(asked)
 
     @rule(duration_s=st.sampled_from([0.001, 0.6, 3]))
@@ -215,15 +219,20 @@ class Fleet(RuleBasedStateMachine):
         for proxy in self.unnoticed:
             proxy.stage.handle(proxy.stage.dispatcher.proxy_lost)
         until_ns = self.mono_ns + SOON_NS
+        self._all_are_acknowledged()
         while self._lost():
             assert self.mono_ns < until_ns, f"only their waits bring {self._lost()} back"
-            for proxy in self.proxies:
-                proxy.stage.settle()
-            for key in sorted(self.holdings, key=str):
-                self._acknowledge(key)
             wakes = [proxy.stage.dispatcher.wake_at_ns for proxy in self.proxies]
             wake_ns = min([at_ns for at_ns in wakes if at_ns is not None], default=until_ns)
             self._pass_time(min(max(wake_ns - self.mono_ns, NS_PER_S // 1_000), until_ns - self.mono_ns))
+            self._all_are_acknowledged()
+
+    def _all_are_acknowledged(self) -> None:
+        """Nothing is under way then."""
+        for proxy in self.proxies:
+            proxy.stage.settle()
+        for key in sorted(self.holdings, key=str):
+            self._acknowledge(key)
 
     def _lost(self) -> list[Key]:
         """What is not acknowledged. Without a slot a claim belongs to nobody, and only its wait ends it."""
@@ -237,8 +246,8 @@ class Fleet(RuleBasedStateMachine):
 
     def _lost_answer(self, row: Row) -> bool:
         """Whether a proxy that lives has claimed it, and the answer was lost."""
-        own = row.lease_ns is not None and row.lease_ns % SLOTS in self.store.slots_held
-        return own and row.lease_ns == row.time_next_ns and row.key not in self.holdings and not self._asked()
+        stage = self.unanswered.get((row.key, row.epoch))
+        return row.lease_ns == row.time_next_ns and any(proxy.stage is stage for proxy in self.proxies)
 
     def _asked(self) -> list[tuple[Stage, Asked]]:
         return [(proxy.stage, asked) for proxy in self.proxies for asked in proxy.stage.asked]
