@@ -128,7 +128,7 @@ bench-scale: .venv/.stamp ## Measure 1,000 queues, 2,000 streams, 1 to 4 proxies
 	@.venv/bin/python -m bench.scale --rows $(ROWS) $(SCALE)
 
 .PHONY: bench-parts
-bench-parts: .venv/.stamp ## Measure single parts: the programs of bench/, one after another (about 6 min)
+bench-parts: .venv/.stamp ## Measure single parts: the programs of bench/, one after another (about 30 min)
 	@scripts/prepare server
 	@for program in $(filter-out bench/processes.py bench/relays.py bench/wire.py,$(wildcard bench/*.py)); do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
