@@ -228,7 +228,7 @@ class Fleet(RuleBasedStateMachine):
             self._all_are_acknowledged()
 
     def _all_are_acknowledged(self) -> None:
-        """Nothing is under way then."""
+        """Everything that is under way is carried out and answered, and then every delivery is acknowledged."""
         for proxy in self.proxies:
             proxy.stage.settle()
         for key in sorted(self.holdings, key=str):
