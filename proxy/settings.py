@@ -155,9 +155,9 @@ class Settings(BaseSettings):
     """The interval of pings on a stream's backing connection, which the server would close after
     its wait_timeout."""
     rights_max_age_s: float = Field(default=4.0, gt=0)
-    """A running stream delivers no rows if its client's privileges were proven longer ago. The
-    proof takes two short statements on the backing connection, at half of this interval while rows
-    come, and never while none come."""
+    """A stream delivers no rows if its client's privileges were proven longer ago. The proof takes one
+    or two short statements on the backing connection, at half of this interval while rows come or a
+    session repeats its STREAM, and never while no rows come."""
     tracing: bool = False
     """Whether each delivery of a message with a trace context is a span of OpenTelemetry. It needs
     `ackstream[tracing]`; the exporter is configured by the variables of OpenTelemetry (OTEL_…)."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from engine.service import Engine
 from engine.store.port import Origin
 from proxy.login.relay import LoggedIn
-from proxy.session.answers import Answer, Answers
+from proxy.session.answers import Answer, Answers, OnPayloads
 from proxy.session.command_classifier import CommandClassifier
 from proxy.session.commit_notices import CommitNotices, PendingCommand
 from proxy.session.known_streams import KnownStreams
@@ -97,9 +97,9 @@ class ClientSession(Protocol):
     async def internal_command(self, payload: bytes) -> Answer:
         """The same as `internal_query` for any command with an answer."""
 
-    async def internal_rows(self, command: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
-        """Run a command that returns rows on the backing connection, and pass them to `on_rows` as
-        they come (RowQuery). The answer has only the last packet."""
+    async def internal_rows(self, command: bytes, on_header: OnPayloads, on_rows: OnPayloads) -> Answer:
+        """Run a command that returns rows on the backing connection, and pass on the packets that
+        precede them, and then the rows as they come (RowQuery). The answer has only the last packet."""
 
     def check_interrupted(self) -> None:
         """Raise the error that the running queue statement is to end with, if it was

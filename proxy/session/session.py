@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from engine.store.port import Origin
 from engine.store.route import READ_ONLY
 from proxy.login.dialogue import LoginRefused
 from proxy.login.relay import LoggedIn
-from proxy.session.answers import Answer, Answers, InternalQueries, RowQuery
+from proxy.session.answers import Answer, Answers, InternalQueries, OnPayloads, RowQuery
 from proxy.session.authentication import Authentication
 from proxy.session.command_classifier import FORGETTING, UNREMARKABLE, CommandClassifier
 from proxy.session.command_relay import CommandRelay
@@ -394,9 +394,9 @@ class Session:
         payloads = [make_query(text, attributes=attributes) for text in texts]
         return await self._answered(payloads, InternalQueries(len(payloads)))
 
-    async def internal_rows(self, command: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
-        """Run a command that returns rows, which are passed to `on_rows` (RowQuery)."""
-        return (await self._answered((command,), RowQuery(self.capabilities, on_rows))).split()[0]
+    async def internal_rows(self, command: bytes, on_header: OnPayloads, on_rows: OnPayloads) -> Answer:
+        """Run a command that returns rows, which are passed on (RowQuery)."""
+        return (await self._answered((command,), RowQuery(self.capabilities, on_header, on_rows))).split()[0]
 
     async def internal_command(self, payload: bytes) -> Answer:
         """The same as `internal_query` for any command with an answer."""

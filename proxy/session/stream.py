@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.dispatch.effects import Cause
 from engine.packets import frame
@@ -76,7 +76,6 @@ class Stream:
     def __init__(
         self,
         write: Callable[[bytes], None],
-        seq: int,
         condition: str | None = None,
         *,
         proof_max_age_s: float = math.inf,
@@ -86,16 +85,18 @@ class Stream:
         waits: bool = True,
         is_bounded: bool = False,
     ) -> None:
-        """`seq` is that of the last column packet. `condition` selects the messages, as SHOW
-        STREAMS displays it (None: all). `proven_s` is when the first proof was begun; None: now.
-        `limit`: the rows behind which the engine ends it, by the same event that delivers the last
-        of them. `waits`: messages may come later. Without, the column packets are written with the first
-        rows or the end. `is_bounded`: its client expects it to end (WAIT, NOWAIT)."""
+        """`condition` selects the messages, as SHOW STREAMS displays it (None: all). `proven_s` is when
+        the first proof was begun; None: now. `limit`: the rows behind which the engine ends it, by the
+        same event that delivers the last of them. `waits`: messages may come later. Without, the column
+        packets are written with the first rows or the end. `is_bounded`: its client expects it to end
+        (WAIT, NOWAIT)."""
         self.is_bounded = is_bounded
         self._writes = GatheredWrites(write)
         self._limit = limit
         self._waits = waits
-        self._seq = seq
+        self._seq = 1
+        self.has_begun = False
+        """Whether the packets that precede the rows are known."""
         self._handle: StreamHandle | None = None
         self._clock = clock
         self._over = False
@@ -202,8 +203,10 @@ class Stream:
         self._client_is_full = False
         self._throttle()
 
-    def begin(self, columns: bytes) -> None:
-        """Send the column packets, which precede all rows."""
+    def begin(self, header: Sequence[bytes]) -> None:
+        """Send the packets that precede all rows: those of the columns."""
+        columns, self._seq = frame_rows(header, self._seq)
+        self.has_begun = True
         self._writes.hold(columns)
         if self._waits:
             self._writes.flush()

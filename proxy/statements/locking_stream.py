@@ -25,18 +25,16 @@ from proxy.session.commit_notices import DEADLOCK
 from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.queries import sql
 from proxy.session.stream import Stream
-from proxy.statements.proof import ProvenStream
+from proxy.statements.proof import ProvenStream, header_query
 from proxy.statements.results import PLAIN_EXECUTION
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
-from proxy.wire.packets import AUTOCOMMIT, ServerError
+from proxy.wire.packets import AUTOCOMMIT, ServerError, without_first_column
 from proxy.wire.params import make_query
 
 if TYPE_CHECKING:
-    from proxy.session.answers import Answer
+    from proxy.session.answers import Answer, OnPayloads
     from proxy.session.ports import ClientSession
-
-OnRows = Callable[[Sequence[bytes]], None]
 
 COM_PING = bytes([Commands.COM_PING])
 
@@ -90,10 +88,8 @@ class LockingStream(Stream):
 
     rows_from_server = True
 
-    def __init__(
-        self, write: Callable[[bytes], None], seq: int, condition: str | None, *, is_bounded: bool = False
-    ) -> None:
-        super().__init__(write, seq, condition, waits=False, is_bounded=is_bounded)
+    def __init__(self, write: Callable[[bytes], None], condition: str | None, *, is_bounded: bool = False) -> None:
+        super().__init__(write, condition, waits=False, is_bounded=is_bounded)
         self._offers: deque[tuple[Lock, LockAnswer]] = deque()
 
     def lock(self, lock: Lock, answer: LockAnswer) -> None:
@@ -118,8 +114,22 @@ class LockingStream(Stream):
             self._send(tuple(rows))
 
     def refuse(self, error: ServerError) -> None:
-        """End the stream with this error. What the transaction has locked stays locked."""
+        """End the stream with this error, if it has not ended with another one. What the transaction has
+        locked stays locked."""
         self.abort(error)
+        self._error = self._error or error
+
+    @property
+    def lacks_header(self) -> bool:
+        """Whether the packets that precede the rows are still to come: not if an error takes their
+        place."""
+        return not self.has_begun and self._error is None
+
+
+def _begin_with(stream: LockingStream, header: Sequence[bytes]) -> None:
+    """The stream begins with what precedes its rows in this answer, unless it has begun."""
+    if stream.lacks_header:
+        stream.begin(without_first_column(header))
 
 
 def is_ascending(keys: Sequence[Key]) -> bool:
@@ -135,6 +145,7 @@ class LockingSession:
         self._was_in_transaction = proven.was_in_transaction
         self._has_locked = False
         """Whether a lock was tried: the transaction is the client's since."""
+        self._proven = proven
         self._statements = TableStatements(proven.queue, selection)
         self._columns = proven.row_format.columns
         self._binary = proven.row_format.binary
@@ -150,11 +161,22 @@ class LockingSession:
                 await self._lock(stream, *offer)
             elif timeout_s == SOON_S:
                 timeout_s = ping_interval_s
+                await self._begin(stream)
                 stream.flush()
                 await self._end_own_transaction()
             else:
                 await self._session.internal_command(COM_PING)  # Else the server closes the idle connection.
+        await self._begin(stream)
         await self._end_own_transaction()
+
+    async def _begin(self, stream: LockingStream) -> None:
+        """Send the packets that precede the rows, if no rows have brought them."""
+        if stream.lacks_header:
+            answer = await spelled(self._session, header_query(self._proven), self._session.internal_query)
+            if answer.error is not None:
+                stream.refuse(answer.error)
+            else:
+                stream.begin([packet.payload for packet in answer.packets[:-1]])
 
     async def _end_own_transaction(self) -> None:
         """End a transaction that only the proof has begun."""
@@ -169,18 +191,19 @@ class LockingSession:
         session.classifier.in_followed_transaction = True
         locked: set[Key] = set()
         run = self._execute if self._binary else self._query
-        done = await spelled(session, self._select(lock), partial(run, partial(self._pass, stream, locked)))
+        on_header, on_rows = partial(_begin_with, stream), partial(self._pass, stream, locked)
+        done = await spelled(session, self._select(lock), partial(run, on_header, on_rows))
         answer(locked)
         if (error := done.error) is not None:
             stream.refuse(error)
             if error.code == DEADLOCK:
                 session.commit_notices.locks_gone(failed=True)
 
-    async def _query(self, on_rows: OnRows, text: bytes) -> Answer:
+    async def _query(self, on_header: OnPayloads, on_rows: OnPayloads, text: bytes) -> Answer:
         command = make_query(text, attributes=self._session.classifier.attributes)
-        return await self._session.internal_rows(command, on_rows)
+        return await self._session.internal_rows(command, on_header, on_rows)
 
-    async def _execute(self, on_rows: OnRows, text: bytes) -> Answer:
+    async def _execute(self, on_header: OnPayloads, on_rows: OnPayloads, text: bytes) -> Answer:
         """The same for rows in the binary protocol."""
         session = self._session
         prepared = await session.internal_command(bytes([COM_STMT_PREPARE]) + text)
@@ -188,7 +211,8 @@ class LockingSession:
             return prepared
         head = prepared.packets[0].payload
         number = prepare_ok_at(head, 0, len(head)).statement_id.to_bytes(4, "little")
-        answer = await session.internal_rows(bytes([Commands.COM_STMT_EXECUTE]) + number + PLAIN_EXECUTION, on_rows)
+        execute = bytes([Commands.COM_STMT_EXECUTE]) + number + PLAIN_EXECUTION
+        answer = await session.internal_rows(execute, on_header, on_rows)
         session.forward(bytes([Commands.COM_STMT_CLOSE]) + number, None)
         return answer
 

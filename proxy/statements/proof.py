@@ -10,16 +10,21 @@ A STREAM that the session has run before is proven in one round trip: its contex
 definition and an UPDATE of no row that names all columns are written together. If the context and
 the definition are those of the time before, so are the meaning of the text and the column packets,
 and the server has granted the rights anew. In any other case what it returned is dropped, and the
-STREAM is proven as if it were the first. Nothing but a statement of the session changes its
-context, so the context is not read if none has run since it was shown. Nor is the definition, if
-another session reads it meanwhile (proxy.statements.definition_checks).
+STREAM is proven as if it were the first.
+
+Each of the three is left out where it shows nothing new:
+- the context, if no statement has run in the session since it was shown, because nothing else changes
+  it. Nor does a STREAM … FOR UPDATE need it that has no condition: the session reads the rows itself,
+  and the server's answer describes them;
+- the definition, if another session reads it meanwhile (proxy.statements.definition_checks);
+- the rights, if they were proven a moment ago (`rights_max_age_s`), as for running streams, and the
+  context is left out.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,7 +47,7 @@ from proxy.session.internal_queries import (
     remember_context,
     take_context,
 )
-from proxy.session.known_streams import Key, KnownStream
+from proxy.session.known_streams import Key, KnownStream, Wanted
 from proxy.session.prepared import python_values
 from proxy.session.queries import sql
 from proxy.session.stream import INTERRUPTED
@@ -76,10 +81,10 @@ class ProvenStream:
     """Without parameters."""
     queue: QueueTable
     row_format: RowFormat
-    header: Answer
-    """The server's answer to a SELECT of the columns that returned no row."""
+    header: tuple[bytes, ...] | None
+    """The packets that precede the rows; None if they come with the rows (`KnownStream.header`)."""
     begun_s: float
-    """When the proof of the rights was begun, by the monotonic clock."""
+    """When the last proof of the rights was begun, by the monotonic clock."""
     was_in_transaction: bool
     """Whether the client had a transaction open before the internal queries."""
 
@@ -92,9 +97,15 @@ class Proof:
     transaction, which the caller ends (`end_own_transaction`).
     """
 
-    def __init__(self, engine: Engine, reader: LongStatementReader) -> None:
+    def __init__(
+        self, engine: Engine, reader: LongStatementReader, rights_max_age_s: float, clock: Callable[[], float]
+    ) -> None:
+        """`rights_max_age_s`: no row is delivered on an older proof of the rights."""
         self._engine = engine
         self._reader = reader
+        # Half of it, as for running streams: the rows of a STREAM that begins wait for no proof.
+        self._rights_renewed_s = rights_max_age_s / 2
+        self._clock = clock
         self._checks = DefinitionChecks()
 
     async def query(self, session: ClientSession, text: bytes) -> ProvenStream:
@@ -106,15 +117,15 @@ class Proof:
         statement = await self._reader.read(session, text, partial(_parse_stream, context))
         if statement.param_count:
             raise UNBOUND.again()
-        begun_s = time.monotonic()
+        begun_s = self._clock()
         queue, seen = await self._queue(session, context.full_name(statement.table))
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
         condition = statement.condition.sql() if statement.condition else "TRUE"
         header = await checked_query(session, _select(queue, columns, statement.partitions, condition))
         row_format = context.row_format(columns, binary=False)
-        proven = ProvenStream(statement, queue, row_format, header, begun_s, was_in_transaction)
-        if (known := _known(proven, context, signature, seen)) is not None:
+        proven = ProvenStream(statement, queue, row_format, _before_rows(header), begun_s, was_in_transaction)
+        if (known := _known(proven, context, signature, seen, text)) is not None:
             session.known_streams.remember(text, len(text), known)
         return proven
 
@@ -144,7 +155,7 @@ class Proof:
         was_in_transaction = session.in_transaction
         signature, context = await _context(session)
         statement = prepared.statement.bind(python_values(execution, context.codec))
-        begun_s = time.monotonic()
+        begun_s = self._clock()
         queue, seen = await self._queue(session, TableName(prepared.table.name, prepared.table.db))
         _refuse_endless(statement, in_transaction=was_in_transaction)
         flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows are sent as they come.
@@ -153,7 +164,7 @@ class Proof:
         session.check_interrupted()
         header = not_refused(await session.internal_command(plain))
         row_format = context.row_format(prepared.columns, binary=True)
-        proven = ProvenStream(statement, queue, row_format, header, begun_s, was_in_transaction)
+        proven = ProvenStream(statement, queue, row_format, _before_rows(header), begun_s, was_in_transaction)
         if (known := _known(proven, context, signature, seen)) is not None and not has_long_data:
             session.known_streams.remember(key, len(payload), known)
         return proven
@@ -168,7 +179,6 @@ class Proof:
         if known is None or session.classifier.known_db != known.context.db:
             return None
         was_in_transaction = session.in_transaction
-        begun_s = time.monotonic()
         session.check_interrupted()
         shown = await self._shown_with_others(session, known)
         if not shown:
@@ -176,10 +186,11 @@ class Proof:
             await end_own_transaction(session, was_in_transaction=was_in_transaction)
             shown = await self._shown_alone(session, known)
         if shown:
-            remember_context(session, known.context)
+            if known.header is not None:
+                remember_context(session, known.context)
             _refuse_endless(known.statement, in_transaction=was_in_transaction)
             return ProvenStream(
-                known.statement, known.queue, known.row_format, known.header, begun_s, was_in_transaction
+                known.statement, known.queue, known.row_format, known.header, known.granted_s, was_in_transaction
             )
         session.known_streams.forget(key)
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
@@ -188,18 +199,12 @@ class Proof:
     async def _shown_alone(self, session: ClientSession, known: KnownStream) -> bool:
         """Whether the session shows the context, the definition and the rights of the time before. Raises
         Refused if one of the queries was interrupted."""
-        same_context = session.classifier.shown_context == known.context_signature
-        queries = known.queries[1:] if same_context else known.queries
         check, shown = self._checks.begin(_subject(session, known)), False
         try:
-            answers = await _answered(session, known, queries)
-            shown = answers.raw == known.proof
-            if not shown and (shown := _same(known, answers.split(), same_context=same_context)):
-                known.proven_by(answers.raw)
+            shown = await self._shown(session, known, self._wanted(session, known, definition=True))
         finally:
             self._checks.end(check, shown=shown)
         if shown := shown and self._is_known(known):
-            session.classifier.shown_context = known.context_signature
             session.classifier.not_hidden(known.queue.id)
         return shown
 
@@ -211,21 +216,40 @@ class Proof:
         the definition itself, or the session reads the rows itself and has run nothing that could have
         made one.
         """
-        same_context = session.classifier.shown_context == known.context_signature
-        if not (same_context or _certainly_not_hidden(session, known)):
+        has_run_nothing = session.classifier.shown_context == known.context_signature
+        if not (has_run_nothing or _certainly_not_hidden(session, known)):
             return False
-        shown = self._checks.join(_subject(session, known))
-        if shown is None:
+        definition = self._checks.join(_subject(session, known))
+        if definition is None:
             return False
-        queries = known.queries[-1:] if same_context else (known.queries[0], known.queries[-1])
-        answers = await _answered(session, known, queries)
-        if not (_granted(known, answers, same_context=same_context) and await shown and self._is_known(known)):
+        wanted = self._wanted(session, known, definition=False)
+        if any(wanted) and not await self._shown(session, known, wanted):
+            return False
+        if not (await definition and self._is_known(known)):
             return False
         session.check_interrupted()
         if not session.in_step:
             raise ConnectionResetError("the server closed the connection")
-        if same_context:
-            session.classifier.shown_context = known.context_signature
+        return True
+
+    def _wanted(self, session: ClientSession, known: KnownStream, *, definition: bool) -> Wanted:
+        """What the session has to show."""
+        context = known.header is not None and session.classifier.shown_context != known.context_signature
+        # What has run may be a SET ROLE. A session that reads the rows itself shows that it may.
+        return Wanted(context, definition, context or self._clock() - known.granted_s > self._rights_renewed_s)
+
+    async def _shown(self, session: ClientSession, known: KnownStream, wanted: Wanted) -> bool:
+        """Whether the session shows this as it was the time before. Raises Refused if one of the queries
+        was interrupted."""
+        begun_s, context = self._clock(), session.classifier.shown_context
+        answers = await _answered(session, known, known.queries(wanted))
+        if not known.is_proof(wanted, answers.raw):
+            if not _same(known, wanted, answers.split()):
+                return False
+            known.proven_by(wanted, answers.raw)
+        if wanted.rights:
+            known.granted_s = begun_s
+        session.classifier.shown_context = known.context_signature if wanted.context else context
         return True
 
     def _is_known(self, known: KnownStream) -> bool:
@@ -263,38 +287,22 @@ async def _answered(session: ClientSession, known: KnownStream, queries: Sequenc
     return await session.internal_queries(queries if goes_on else (*queries, _COMMIT))
 
 
-def _granted(known: KnownStream, answers: Answers, *, same_context: bool) -> bool:
-    """Whether the answers show the context, unless it is the same, and the rights. Raises Refused if one
-    of the queries was interrupted."""
-    if all(outcome.ok for outcome in answers.outcomes) and (
-        same_context or answers.raw == known.proof_without_definition
-    ):
-        return True
-    shown = answers.split()
-    _raise_interrupted(shown)
-    if not all(answer.outcome.ok for answer in shown) or context_signature(shown[0]) != known.context_signature:
-        return False
-    known.granted_by(answers.raw)
-    return True
-
-
 def _raise_interrupted(answers: Sequence[Answer]) -> None:
     for answer in answers:
         if answer.outcome.error_code == INTERRUPTED.code:
             raise Refused(answer.packets[-1].payload)
 
 
-def _same(known: KnownStream, answers: Sequence[Answer], *, same_context: bool) -> bool:
+def _same(known: KnownStream, wanted: Wanted, answers: Sequence[Answer]) -> bool:
     """Whether the answers show what is known. Raises Refused if one of the queries was
     interrupted."""
     _raise_interrupted(answers)
     if not all(answer.outcome.ok for answer in answers):
         return False
-    if not same_context:
-        context, *answers = answers
-        if context_signature(context) != known.context_signature:
-            return False
-    return definition_digest(answers[0]) == known.definition
+    left = iter(answers)
+    if wanted.context and context_signature(next(left)) != known.context_signature:
+        return False
+    return not wanted.definition or definition_digest(next(left)) == known.definition
 
 
 async def _context(session: ClientSession) -> tuple[tuple[bytes | None, ...], Context]:
@@ -303,9 +311,14 @@ async def _context(session: ClientSession) -> tuple[tuple[bytes | None, ...], Co
 
 
 def _known(
-    proven: ProvenStream, context: Context, signature: tuple[bytes | None, ...], seen: bytes | None
+    proven: ProvenStream,
+    context: Context,
+    signature: tuple[bytes | None, ...],
+    seen: bytes | None,
+    text: bytes | None = None,
 ) -> KnownStream | None:
-    """What to remember of a STREAM; None if it cannot be proven in one round trip."""
+    """What to remember of a STREAM; None if it cannot be proven in one round trip. `text`: the statement,
+    unless it is prepared."""
     if seen is None or context.sql_mode & OMITTING:
         return None
     queue = proven.queue
@@ -316,8 +329,43 @@ def _known(
     )
     if not all(map(str.isascii, texts)):
         return None  # In another character set, their bytes could be other statements.
-    queries = tuple(map(str.encode, texts))
-    return KnownStream(proven.statement, queue, proven.row_format, proven.header, context, signature, seen, queries)
+    header = None if text is not None and _means_the_same(text, proven) else proven.header
+    first, second, third = map(str.encode, texts)
+    return KnownStream(
+        *(proven.statement, queue, proven.row_format, header, context, signature, seen, (first, second, third)),
+        granted_s=proven.begun_s,
+    )
+
+
+def _means_the_same(text: bytes, proven: ProvenStream) -> bool:
+    """Whether a STREAM means the same in any context with the same default database, and the session
+    reads its rows itself. The server's answer then describes them."""
+    return (
+        proven.statement.locks
+        and proven.statement.condition is None
+        and not proven.queue.id_pad_chars
+        and text.isascii()
+        and not (b'"' in text or b"\\" in text)
+    )
+
+
+def _before_rows(answer: Answer) -> tuple[bytes, ...]:
+    """The packets that precede the rows, from an answer without any."""
+    return tuple(packet.payload for packet in answer.packets[:-1])
+
+
+def header_query(proven: ProvenStream) -> str:
+    """A SELECT of no row, whose answer begins with the packets that precede the rows."""
+    condition = proven.statement.condition
+    columns, partitions = proven.row_format.columns, proven.statement.partitions
+    return _select(proven.queue, columns, partitions, condition.sql() if condition else "TRUE")
+
+
+async def with_header(session: ClientSession, proven: ProvenStream) -> ProvenStream:
+    """The same with the packets that precede the rows. Raises Refused."""
+    if proven.header is not None:
+        return proven
+    return replace(proven, header=_before_rows(await checked_query(session, header_query(proven))))
 
 
 def columns_read(statement: StreamStatement, row_format: RowFormat) -> tuple[str, ...]:

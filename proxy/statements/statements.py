@@ -7,6 +7,7 @@ is raised becomes the client's answer.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -57,9 +58,10 @@ class Statements:
         settings: Settings,
         sessions: Callable[[], Iterable[ClientSession]],
         others: Others = no_others,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reader = LongStatementReader()
-        self._streaming = Streaming(engine, settings, self._reader)
+        self._streaming = Streaming(engine, settings, self._reader, clock)
         self._acknowledgement = Acknowledgement(engine, gather=settings.gather_acks)
         showing = Showing(
             Show(engine, sessions, others),

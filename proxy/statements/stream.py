@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.model import ANYTHING, NS_PER_S, Selection
-from engine.packets import frame
 from engine.service import Engine
 from proxy.session.commit_notices import PreparedStream, Preparing
 from proxy.session.internal_queries import encodable, end_own_transaction, spelled
@@ -28,7 +28,7 @@ from proxy.statements.locking_stream import (
     refuse_without_transaction,
 )
 from proxy.statements.long_statements import LongStatementReader
-from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_clause
+from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_clause, with_header
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
@@ -49,10 +49,12 @@ COM_PING = bytes([Commands.COM_PING])
 class Streaming:
     """Carries out STREAM."""
 
-    def __init__(self, engine: Engine, settings: Settings, reader: LongStatementReader) -> None:
+    def __init__(
+        self, engine: Engine, settings: Settings, reader: LongStatementReader, clock: Callable[[], float]
+    ) -> None:
         self._engine = engine
         self._settings = settings
-        self._proof = Proof(engine, reader)
+        self._proof = Proof(engine, reader, settings.rights_max_age_s, clock)
         self._refuses = False
         self._emptied: set[int] = set()
         """The sessions whose STREAM has ended without a row since `refuse`."""
@@ -91,14 +93,14 @@ class Streaming:
         statement, queue, row_format = proven.statement, proven.queue, proven.row_format
         if statement.locks:
             self._check_locking(session, proven)
+        if self._refuses:
+            proven = await with_header(session, proven)
         if self._refuses or not statement.locks:  # Locks are taken in the transaction that the proof has begun.
             await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.
-        *header, _ = proven.header.packets
-        columns = b"".join(frame(packet.payload, packet.seq) for packet in header)
         stream = self._stream(session, proven)
         if self._refuses:
-            self._end_without_rows(session, stream, columns)
+            self._end_without_rows(session, stream, proven.header or ())
             return
         selection = _selection(statement, row_format.time_zone)
         handle = self._engine.subscribe(
@@ -114,7 +116,8 @@ class Streaming:
         )
         stream.attach(handle)
         session.stream = stream
-        stream.begin(columns)  # No row can precede them.
+        if proven.header is not None:
+            stream.begin(proven.header)  # No row can precede them.
         if not stream.over and not stream.rows_from_server:
             stream.ends_with(lambda: make_end(session.capabilities, session.status))
         try:
@@ -143,23 +146,22 @@ class Streaming:
         if proven.queue.after_batch is not None:
             raise FOLLOW_UPS.again()
 
-    def _end_without_rows(self, session: ClientSession, stream: Stream, columns: bytes) -> None:
+    def _end_without_rows(self, session: ClientSession, stream: Stream, header: Sequence[bytes]) -> None:
         """Answer a STREAM that came after `refuse`."""
         if not stream.is_bounded or session.number in self._emptied:
             raise SHUTDOWN.again()
         self._emptied.add(session.number)
-        stream.begin(columns)
+        stream.begin(header)
         stream.complete()
         stream.close(session.capabilities, session.status)
 
     def _stream(self, session: ClientSession, proven: ProvenStream) -> Stream:
-        seq, condition = proven.header.packets[-1].seq, _written_condition(proven.statement)
+        condition = _written_condition(proven.statement)
         is_bounded = _first_wait_ns(proven.statement) is not None
         if proven.statement.locks:
-            return LockingStream(session.send, seq, condition, is_bounded=is_bounded)
+            return LockingStream(session.send, condition, is_bounded=is_bounded)
         return Stream(
             session.send,
-            seq,
             condition,
             proof_max_age_s=self._settings.rights_max_age_s,
             proven_s=proven.begun_s,

@@ -28,8 +28,9 @@ pytestmark = pytest.mark.either_server
 STREAM = "STREAM id, payload FROM m LIMIT 1 NOWAIT"
 PROOF = ["SELECT HEX", "SHOW CREATE", "UPDATE `"]
 """The beginnings of what proves a known STREAM, in one round trip."""
-SHORT_PROOF = PROOF[1:]
-"""The same if nothing has run in the session since the last one: its context is still known."""
+SHORT_PROOF = PROOF[1:2]
+"""The same if nothing has run in the session since the last one: its context is still known, and the
+rights were proven a moment ago."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,16 @@ def watched_proxy(
     """A proxy that reaches the server through `turns`."""
     relay: Any = turns
     with running_proxy(relay, tmp_path_factory.mktemp("watched") / "log") as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def strict_proxy(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+    """A proxy for which a proof of rights is old at once."""
+    folder = tmp_path_factory.mktemp("strict")
+    config = folder / "ackstream.toml"
+    config.write_text("rights_max_age_s = 0.000001\n")
+    with running_proxy(server, folder / "log", ("--config", str(config))) as proxy:
         yield proxy
 
 
@@ -158,9 +169,8 @@ LOCK = ["SELECT /* ackstream lock */"]
 
 @pytest.mark.parametrize("begin", ["BEGIN", "SET autocommit = 0"])
 def test_a_known_stream_for_update_costs_two_round_trips(client, turns, begin) -> None:
-    """Without autocommit, the messages are locked in the transaction that the proof has begun. It ends
-    before, in a round trip of its own, if they are not known within two milliseconds: at first, when
-    the queue is scanned."""
+    """It needs no context: the session reads the rows itself. If none are known within two milliseconds, as
+    at first, when the queue is scanned, the columns are read before."""
     number = client.greeting.connection_id
     client.query(begin)
     client.query(FOR_UPDATE)
@@ -170,7 +180,7 @@ def test_a_known_stream_for_update_costs_two_round_trips(client, turns, begin) -
         client.query(begin)
         turns.taken(number)
         assert len(values(client.query(FOR_UPDATE))) == 1
-        costs.append(begin_with(turns.taken(number), [PROOF, LOCK]))
+        costs.append(begin_with(turns.taken(number), [SHORT_PROOF, LOCK]))
     assert costs.count(True) > len(costs) / 2, costs
 
 
@@ -204,6 +214,28 @@ def test_a_known_stream_is_answered_as_it_was_the_first_time(client) -> None:
     assert first[-1] == second[-1] == third[-1]
 
 
+SHAPES = (
+    *("BIT(9)", "TINYINT(1)", "BIGINT UNSIGNED ZEROFILL", "DECIMAL(9,3)", "DOUBLE", "FLOAT(5,2)", "YEAR", "JSON"),
+    *("DATE", "TIME(3)", "DATETIME(6)", "TIMESTAMP NULL", "CHAR(7)", "VARCHAR(9) COLLATE utf8mb4_bin", "TINYTEXT"),
+    *("LONGTEXT CHARACTER SET latin1", "BINARY(3)", "VARBINARY(4)", "BLOB", "ENUM('a','b')", "SET('a','b')", "POINT"),
+)
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending"])
+def test_columns_that_come_with_the_rows_are_described_as_without_them(client, root, order) -> None:
+    """Of every type, whether the rows are read in the order of their ids or sorted by their priorities."""
+    create_queue(root, "shapes", ", ".join(f"c{place} {shape}" for place, shape in enumerate(SHAPES)))
+    priorities = range(9) if order == "ascending" else range(9, 0, -1)
+    run(root, f"INSERT INTO shapes (priority) VALUES {', '.join(f'({priority})' for priority in priorities)}")
+    statement = "STREAM *, epoch, time_next FROM shapes LIMIT 3 NOWAIT FOR UPDATE"
+    client.query("BEGIN")
+    answers = [client.query(statement) for _ in range(4)]
+    first, *_, without_rows = map(_described, answers)
+    assert [_described(answer) for answer in answers] == [first] * 4
+    assert [len(answer) - len(answers[3]) for answer in answers] == [3, 3, 3, 0]
+    assert len(without_rows) == 1 + len(("id", *SHAPES, "epoch", "time_next"))
+
+
 CHANGES = {
     "another column": "ALTER TABLE m ADD COLUMN more INT DEFAULT 5",
     "a column of another type": "ALTER TABLE m MODIFY payload TEXT",
@@ -218,13 +250,17 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("columns", ["*", "id, secret"])
+@pytest.mark.parametrize("form", ["", " FOR UPDATE"])
 def test_a_change_by_a_direct_connection_is_noticed_before_the_first_row(
-    watched_proxy, root, database, change, columns
+    watched_proxy, root, database, change, columns, form
 ) -> None:
-    statement = f"STREAM {columns} FROM m LIMIT 1 NOWAIT"
+    statement = f"STREAM {columns} FROM m LIMIT 1 NOWAIT{form}"
     with RawClient(watched_proxy, BASE, database) as knowing, RawClient(watched_proxy, BASE, database) as new:
+        for session in (knowing, new):
+            session.query(f"SET autocommit = {0 if form else 1}")
         for _ in range(2):
             knowing.query(statement)
+            knowing.query("COMMIT")
         if change.endswith("TO m"):
             run(root, "RENAME TABLE m TO other")
             run(root, "CREATE VIEW m AS SELECT * FROM other")
@@ -254,19 +290,27 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_settings_between_two_streams_have_their_effect(watched_proxy, root, database, setting) -> None:
+@pytest.mark.parametrize(
+    "statement",
+    [
+        # In the mode ANSI_QUOTES, the condition names a column.
+        'STREAM * FROM m WHERE payload <> "secret" LIMIT 1 NOWAIT',
+        "STREAM * FROM m LIMIT 1 NOWAIT FOR UPDATE",
+        "STREAM * FROM m LIMIT 1 WAIT 0.1 FOR UPDATE",
+    ],
+)
+def test_settings_between_two_streams_have_their_effect(watched_proxy, root, database, statement, setting) -> None:
     other = f"{database}_other"
     run(root, f"CREATE DATABASE {other}")
     try:
         run(root, f"CREATE TABLE {other}.m LIKE m")
         run(root, f"ALTER TABLE {other}.m MODIFY payload CHAR(7), DROP COLUMN secret")
         run(root, f"INSERT INTO {other}.m (payload) VALUES ('x'), ('y'), ('z'), ('u'), ('v')")
-        # In the mode ANSI_QUOTES, the condition names a column.
-        statement = 'STREAM * FROM m WHERE payload <> "secret" LIMIT 1 NOWAIT'
         with RawClient(watched_proxy, BASE, database) as knowing, RawClient(watched_proxy, BASE, database) as new:
             for _ in range(2):
                 knowing.query(statement)
             for session in (knowing, new):
+                session.query("BEGIN" if "FOR UPDATE" in statement else "DO 0")
                 session.query(setting.format(other=other))
             answer, expected = knowing.query(statement), new.query(statement)
             assert _described(answer) == _described(expected)
@@ -299,11 +343,11 @@ REVOKED = {
 
 
 @pytest.mark.parametrize(("granted", "revoked", "code"), REVOKED.values(), ids=REVOKED)
-def test_rights_that_are_revoked_between_two_streams_are_missed_by_the_next(
-    watched_proxy, root, database, granted, revoked, code
+def test_rights_that_are_revoked_between_two_streams_are_missed_when_their_proof_is_old(
+    strict_proxy, root, database, granted, revoked, code
 ) -> None:
     statement = f"STREAM id, payload FROM {database}.m WHERE secret IS NULL LIMIT 1 NOWAIT"
-    with user(root, database, *granted) as name, RawClient(watched_proxy, user=name) as client:
+    with user(root, database, *granted) as name, RawClient(strict_proxy, user=name) as client:
         for message in (b"1", b"2", b"3"):
             assert values(client.query(statement)) == [message]
         run(root, f"REVOKE {revoked} ON {database}.m FROM {name}@localhost")
@@ -312,6 +356,31 @@ def test_rights_that_are_revoked_between_two_streams_are_missed_by_the_next(
         for grant in granted:
             run(root, f"GRANT {grant} ON {database}.m TO {name}@localhost")
         assert values(client.query(statement)) == [b"4"]
+
+
+@pytest.mark.parametrize(
+    ("granted", "revoked"),
+    [
+        ("SELECT", "SELECT"),
+        ("SELECT", "UPDATE"),
+        ("SELECT (id, payload, priority, epoch, time_next, time_acked)", "SELECT (payload)"),
+        ("SELECT (id, payload, priority, epoch, time_next, time_acked)", "UPDATE"),
+    ],
+)
+def test_a_known_stream_for_update_shows_nothing_that_the_client_may_not_read(
+    watched_proxy, root, database, granted, revoked
+) -> None:
+    """The server denies it the rows at once. Without the right to update, it may acknowledge none."""
+    statement = f"STREAM id, payload FROM {database}.m LIMIT 1 NOWAIT FOR UPDATE"
+    with user(root, database, granted, "UPDATE") as name, RawClient(watched_proxy, user=name) as client:
+        for message in (b"1", b"2", b"3"):
+            client.query("BEGIN")
+            assert values(client.query(statement)) == [message]
+        run(root, f"REVOKE {revoked} ON {database}.m FROM {name}@localhost")
+        answer = client.query(statement)
+        if revoked == "UPDATE" and answer[0].payload[0] != ERR:
+            answer = client.query(f"ACK {database}.m WHERE id = 4")
+        assert parse_err(answer[0].payload).code in (1142, 1143)
 
 
 def test_a_role_that_is_left_between_two_streams_gives_no_rights_any_more(
@@ -403,6 +472,11 @@ STREAMS = (
     "STREAM id FROM m WHERE secret IS NULL LIMIT 1 NOWAIT",
     'STREAM *, epoch FROM {db}.m WHERE payload <> "secret" LIMIT 1 NOWAIT',
 )
+LOCKING = (
+    "STREAM * FROM m LIMIT 2 NOWAIT FOR UPDATE",
+    "STREAM id FROM m LIMIT 1 WAIT 0 FOR UPDATE",
+    "STREAM id FROM m WHERE secret IS NULL LIMIT 1 NOWAIT FOR UPDATE",
+)
 BY_CLIENT = (
     "SET time_zone = '+05:00'",
     "SET character_set_results = NULL",
@@ -431,13 +505,16 @@ DIRECTLY = (
     "ALTER TABLE {db}.m COMMENT = '{directives},vt_message_cols=id|secret'",
     "ALTER TABLE {db}.m COMMENT = '{directives}'",
     "ALTER TABLE {db}.m COMMENT = ''",
+    "INSERT INTO {db}.m (payload) VALUES ('d'), ('e')",
+)
+SWAPS = (
     "RENAME TABLE {db}.m TO {db}.z, {db}x.m TO {db}.m, {db}.z TO {db}x.m",
     "REVOKE UPDATE ON {db}.m FROM {user}@localhost",
     "REVOKE SELECT ON {db}.m FROM {user}@localhost",
-    "GRANT SELECT (id, payload) ON {db}.m TO {user}@localhost",
     "GRANT SELECT, UPDATE ON {db}.m TO {user}@localhost",
-    "INSERT INTO {db}.m (payload) VALUES ('d'), ('e')",
 )
+"""Changes behind which the next message depends on when the engine has noticed them, and rows wait for a
+proof of rights."""
 
 
 class Side:
@@ -461,7 +538,6 @@ class Side:
 
     def direct(self, text: str) -> int:
         """Run a statement beside the session; the server's error number, 0 for none."""
-        self.client.query("COMMIT")  # Its transaction may hold the table's metadata lock.
         try:
             self._as_root(text)
         except pymysql.MySQLError as error:
@@ -473,7 +549,7 @@ class Side:
 
     def query(self, text: str) -> list[bytes]:
         """The answer to a statement, with the names of the first side."""
-        return self._told(self.client.query(self._filled(text)))
+        return self._told([packet.payload for packet in self.client.query(self._filled(text))])
 
     def stream(self, text: str) -> list[bytes]:
         """The answer to a STREAM: the same text as before, or one that never was."""
@@ -483,37 +559,52 @@ class Side:
     def execute(self) -> list[bytes]:
         """The answer to the prepared STREAM: with the same parameter, or one that never was."""
         self._count += 1
-        return self._told(self.client.execute(self.prepared, 1000 if self._repeats else 1000 + self._count))
+        answer = self.client.execute(self.prepared, 1000 if self._repeats else 1000 + self._count)
+        return self._told([packet.payload for packet in answer])
+
+    def locking(self, text: str) -> list[bytes]:
+        """The error or the columns of the answer to a STREAM. Which messages are free depends on when those
+        of a transaction that was rolled back are counted."""
+        self._count += 1
+        packets = self.client.query(self._filled(text if self._repeats else f"/* {self._count} */ {text}"))
+        return self._told(_described(packets))
 
     def close(self) -> None:
-        """Remove everything."""
-        self.client.close()
+        """Remove everything, when its client is closed."""
         for text in ("DROP DATABASE {db}", "DROP DATABASE {db}x", "DROP USER {user}@localhost"):
             self._as_root(text)
 
     def _filled(self, text: str) -> str:
         return text.format(db=self.db, user=self.user, directives=directives()) if "{" in text else text
 
-    def _told(self, packets: list[Packet]) -> list[bytes]:
-        return [packet.payload.replace(self.db.encode(), b"?" * len(self.db)) for packet in packets]
+    def _told(self, payloads: list[bytes]) -> list[bytes]:
+        return [payload.replace(self.db.encode(), b"?" * len(self.db)) for payload in payloads]
 
 
 @pytest.mark.parametrize("play", range(examples(4)))
+@pytest.mark.parametrize("kind", ["stream", "locking"])
 def test_a_session_that_repeats_its_streams_is_answered_like_one_that_does_not(
-    watched_proxy, server, database, play
+    watched_proxy, strict_proxy, server, database, kind, play
 ) -> None:
-    random = Random(f"{SEED} {play}")
+    random = Random(f"{SEED} {kind} {play}")
+    texts = {"stream": STREAMS, "locking": LOCKING, "execute": ("the prepared STREAM",), "query": BY_CLIENT}
+    texts["direct"] = DIRECTLY if kind == "stream" else (*DIRECTLY, *SWAPS)
+    proxy = watched_proxy if kind == "stream" else strict_proxy
     with connect(server) as root, contextlib.ExitStack() as ends:
-        sides = [Side(root, watched_proxy, f"{database}{letter}", repeats=letter == "r") for letter in "rn"]
+        sides = [Side(root, proxy, f"{database}{letter}", repeats=letter == "r") for letter in "rn"]
         for side in sides:
             ends.callback(side.close)
+        for side in sides:  # The transaction of either may hold locks of the table of accounts.
+            ends.callback(side.client.close)
         script: list[str] = []
         for _ in range(60):
-            kind = random.choices(("stream", "execute", "query", "direct"), (6, 2, 2, 2))[0]
-            texts = {"stream": STREAMS, "execute": ("the prepared STREAM",), "query": BY_CLIENT, "direct": DIRECTLY}
-            text = random.choice(texts[kind])
-            script.append(f"{kind}: {text}")
-            repeats, other = (side.execute() if kind == "execute" else getattr(side, kind)(text) for side in sides)
+            step = random.choices((kind, "execute", "query", "direct"), (6, 2 * (kind == "stream"), 2, 2))[0]
+            text = random.choice(texts[step])
+            script.append(f"{step}: {text}")
+            if step == "direct":
+                for side in sides:  # Its transaction may hold locks of the table, or of those of accounts.
+                    side.client.query("COMMIT")
+            repeats, other = (side.execute() if step == "execute" else getattr(side, step)(text) for side in sides)
             assert repeats == other, "\n".join(script)
 
 

@@ -27,11 +27,13 @@ def test_rows_are_passed_on_however_they_are_cut(capabilities: int, step: int) -
     rows = [b"\x01a\xfb", b"\x01b" + b"\xfc\x00\x10" + bytes(4096), b"\x00"]
     eof = [] if capabilities & DEPRECATE_EOF else [make_end(0)]
     end = make_end(capabilities)
-    data = framed([b"\x02", b"column 1", b"\xfecolumn 2", *eof, *rows, end])
+    header = [b"\x02", b"column 1", b"\xfecolumn 2", *eof]
+    data = framed([*header, *rows, end])
+    before: list[bytes] = []
     passed: list[bytes] = []
 
     async def scenario() -> None:
-        query = RowQuery(capabilities, passed.extend)
+        query = RowQuery(capabilities, before.extend, passed.extend)
         for at in range(0, len(data), step):
             query.feed(data[at : at + step])
         query.finish(DONE)
@@ -39,22 +41,24 @@ def test_rows_are_passed_on_however_they_are_cut(capabilities: int, step: int) -
         assert [packet.payload for packet in answer.packets] == [end]
 
     asyncio.run(scenario())
+    assert before == header
     assert passed == rows
 
 
 @pytest.mark.parametrize("rows", [[], [b"\x01a"]])
 def test_an_error_before_or_behind_rows_is_the_answer(rows: list[bytes]) -> None:
     error = make_err(1213, "40001", "Deadlock found")
-    before = [b"\x01", b"column", *rows] if rows else []
+    header = [b"\x01", b"column"] if rows else []
+    before: list[bytes] = []
     passed: list[bytes] = []
 
     async def scenario() -> None:
-        query = RowQuery(DEPRECATE_EOF, passed.extend)
-        query.feed(framed([*before, error]))
+        query = RowQuery(DEPRECATE_EOF, before.extend, passed.extend)
+        query.feed(framed([*header, *rows, error]))
         query.finish(FAILED)
         refused = (await query.answered).split()[0].error
         assert refused is not None
         assert refused.code == 1213
 
     asyncio.run(scenario())
-    assert passed == rows
+    assert (before, passed) == (header, rows)

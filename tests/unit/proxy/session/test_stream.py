@@ -16,6 +16,7 @@ from proxy.wire.framing import Packets
 from proxy.wire.packets import ServerError, parse_err
 
 MAX_AGE_S = 4.0
+COLUMNS = frame(b"columns", 1)
 DENIED = ServerError(1142, "42000", "denied")
 
 
@@ -37,7 +38,7 @@ class Played:
         self.handle = Handle()
         self._packets = Packets()
         self._got: list[bytes] = []
-        self.stream = Stream(self._write, 1, proof_max_age_s=MAX_AGE_S, clock=lambda: self.now_s)
+        self.stream = Stream(self._write, proof_max_age_s=MAX_AGE_S, clock=lambda: self.now_s)
         self.stream.attach(cast(StreamHandle, cast(Any, self.handle)))
 
     def _write(self, data: bytes) -> None:
@@ -181,8 +182,8 @@ def test_whoever_waits_is_woken_by_the_end_and_by_a_wanted_proof(played: Played)
 
 def begun(writes: list[bytes], *, waits: bool) -> Stream:
     """A stream that has its column packets, and is ended by the packet `end`; its writes."""
-    stream = Stream(writes.append, 1, waits=waits)
-    stream.begin(b"columns")
+    stream = Stream(writes.append, waits=waits)
+    stream.begin([b"columns"])
     stream.ends_with(lambda: b"end")
     return stream
 
@@ -190,11 +191,11 @@ def begun(writes: list[bytes], *, waits: bool) -> Stream:
 def test_a_stream_that_waits_sends_its_columns_at_once_and_rows_as_they_come() -> None:
     writes: list[bytes] = []
     stream = begun(writes, waits=True)
-    assert writes == [b"columns"]
+    assert writes == [COLUMNS]
     stream.deliver((b"a",))
-    assert writes[1:] == [frame(b"a", 1)]
+    assert writes[1:] == [frame(b"a", 2)]
     stream.end(Cause.COMPLETE, "")
-    assert writes[2:] == [frame(b"end", 2)]
+    assert writes[2:] == [frame(b"end", 3)]
 
 
 def test_a_stream_that_does_not_wait_sends_its_columns_with_its_first_rows() -> None:
@@ -202,13 +203,13 @@ def test_a_stream_that_does_not_wait_sends_its_columns_with_its_first_rows() -> 
     stream = begun(writes, waits=False)
     assert writes == []
     stream.deliver((b"a", b"b"))
-    assert writes == [b"columns" + frame(b"a", 1) + frame(b"b", 2)]
+    assert writes == [COLUMNS + frame(b"a", 2) + frame(b"b", 3)]
 
 
 def test_a_stream_that_finds_nothing_is_one_write() -> None:
     writes: list[bytes] = []
     begun(writes, waits=False).end(Cause.COMPLETE, "")
-    assert writes == [b"columns" + frame(b"end", 1)]
+    assert writes == [COLUMNS + frame(b"end", 2)]
 
 
 def test_an_error_before_the_first_row_follows_the_columns() -> None:
@@ -217,7 +218,7 @@ def test_an_error_before_the_first_row_follows_the_columns() -> None:
     stream.end(Cause.DRAINING, "")
     stream.close(0, 2)
     (written,) = writes
-    assert written.startswith(b"columns")
+    assert written.startswith(COLUMNS)
 
 
 def test_what_is_held_is_written_when_there_is_much_of_it() -> None:
@@ -234,24 +235,24 @@ def test_what_is_held_is_written_when_there_is_much_of_it() -> None:
 def test_the_last_row_up_to_the_limit_is_written_with_the_end() -> None:
     async def play() -> list[bytes]:
         written: list[bytes] = []
-        stream = Stream(written.append, 4, limit=2)
-        stream.begin(b"columns")
+        stream = Stream(written.append, limit=2)
+        stream.begin([b"columns"])
         stream.ends_with(lambda: b"end")
         stream.deliver((b"a",))
         stream.deliver((b"b",))
-        assert written == [b"columns", frame(b"a", 4)]
+        assert written == [COLUMNS, frame(b"a", 2)]
         stream.end(Cause.COMPLETE, "")
         stream.close(0, 0)
         return written
 
-    assert asyncio.run(play()) == [b"columns", frame(b"a", 4), frame(b"b", 5) + frame(b"end", 6)]
+    assert asyncio.run(play()) == [COLUMNS, frame(b"a", 2), frame(b"b", 3) + frame(b"end", 4)]
 
 
 def test_an_error_in_place_of_the_end_comes_behind_the_last_row() -> None:
     async def play() -> list[bytes]:
         written: list[bytes] = []
-        stream = Stream(written.append, 4, limit=1, waits=False)
-        stream.begin(b"columns")
+        stream = Stream(written.append, limit=1, waits=False)
+        stream.begin([b"columns"])
         stream.ends_with(lambda: b"end")
         stream.deliver((b"a",))
         stream.abort(INTERRUPTED)
@@ -259,5 +260,5 @@ def test_an_error_in_place_of_the_end_comes_behind_the_last_row() -> None:
         return written
 
     (written,) = asyncio.run(play())
-    assert written.startswith(b"columns" + frame(b"a", 4))
-    assert parse_err(written[len(b"columns") + 5 + 4 :]).code == 1317
+    assert written.startswith(COLUMNS + frame(b"a", 2))
+    assert parse_err(written[len(COLUMNS) + 5 + 4 :]).code == 1317

@@ -4,6 +4,7 @@ one right answer."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -35,6 +36,10 @@ HEADER = rows(status=AUTOCOMMIT)
 DENIED = [make_err(1142, "42000", "denied")]
 KILLED = [make_err(1317, "70100", "killed")]
 FINE = (CONTEXT, DEFINITION, [OK])
+OLD_AT_ONCE_S = 1e-9
+"""Each STREAM proves its rights."""
+NEVER_OLD_S = 3600.0
+"""Only the first one does."""
 
 
 class KnowingEngine:
@@ -65,10 +70,16 @@ class KnowingEngine:
 class Known:
     """A session in which the STREAM ran before. `other`: one of the same proxy."""
 
-    def __init__(self, other: Known | None = None) -> None:
+    def __init__(
+        self,
+        other: Known | None = None,
+        rights_max_age_s: float = OLD_AT_ONCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.engine: KnowingEngine = other.engine if other else KnowingEngine()
         if other is None:
-            self.statements = Statements(cast(Engine, self.engine), Settings(), tuple)
+            settings = Settings(rights_max_age_s=rights_max_age_s)
+            self.statements = Statements(cast(Engine, self.engine), settings, tuple, clock=clock)
         else:
             self.statements = other.statements
         self.played = PlayedSession(self.statements.carry_out, self.engine)
@@ -94,9 +105,10 @@ class Known:
         return [packet.payload[1:7] for packet in (first, *self.played.server.taken())]
 
     async def prove(self, *answers: Sequence[bytes]) -> list[bytes]:
-        """Answer the queries that come together by the last ones of these; the client's answer."""
-        queries = await self.batch()
-        self.played.session.server_sent(b"".join(map(framed, answers[-len(queries) :])))
+        """Answer the queries that come together by those of these three that they need; the client's
+        answer."""
+        needed = dict(zip((b"SELECT", b"SHOW C", b"UPDATE"), answers, strict=True))
+        self.played.session.server_sent(b"".join(framed(needed[query]) for query in await self.batch()))
         return await self.result()
 
     async def result(self) -> list[bytes]:
@@ -111,9 +123,9 @@ def framed(payloads: Sequence[bytes]) -> bytes:
     return frame_rows(payloads, 1)[0]
 
 
-def play(script: Callable[[Known], Awaitable[None]]) -> None:
+def play(script: Callable[[Known], Awaitable[None]], rights_max_age_s: float = OLD_AT_ONCE_S) -> None:
     async def whole() -> None:
-        known = Known()
+        known = Known(rights_max_age_s=rights_max_age_s)
         await known.first()
         await script(known)
 
@@ -350,10 +362,10 @@ def test_streams_that_come_while_the_definition_is_read_share_the_next_reading()
         assert await first.result() == ENDED
         assert known.engine.subscribed == begun + 1  # The reading had begun before the other STREAMs came.
         leader, *followers, late = others
-        assert await leader.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        assert await leader.batch() == [b"SHOW C", b"UPDATE"]
         assert await asked(late) == [b"UPDATE"]
         answer(late, RIGHT)
-        answer(leader, b"".join(map(framed, FINE)))
+        answer(leader, SHOWN + RIGHT)
         for other in (leader, *followers):
             assert await other.result() == ENDED
         assert known.engine.subscribed == begun + 1 + len(others) - 1
@@ -397,8 +409,8 @@ def test_what_another_session_has_not_shown_each_session_reads_itself(shown: Seq
         for session in (leader, follower):
             answer(session, RIGHT)
         answer(first, SHOWN + RIGHT)
-        assert await leader.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
-        answer(leader, framed(CONTEXT) + framed(shown) + RIGHT)
+        assert await leader.batch() == [b"SHOW C", b"UPDATE"]
+        answer(leader, framed(shown) + RIGHT)
         assert await follower.prove(*FINE) == ENDED
 
     play(script)
@@ -432,7 +444,7 @@ def test_a_session_that_waits_for_another_and_loses_its_server_has_no_stream() -
         answer(first, SHOWN + RIGHT)
         await leader.batch()
         follower.played.session.server_lost()
-        answer(leader, b"".join(map(framed, FINE)))
+        answer(leader, SHOWN + RIGHT)
         assert parse_err((await follower.result())[0]).code == 1053
         assert known.engine.subscribed == begun + 2
 
@@ -465,7 +477,7 @@ def test_a_kill_ends_a_stream_that_shares_a_reading(by_proxy: bool) -> None:
         answer(leader, RIGHT)
         answer(first, SHOWN + RIGHT)
         await leader.batch()
-        answer(leader, b"".join(map(framed, FINE)))
+        answer(leader, SHOWN + RIGHT)
         assert parse_err((await other.result())[0]).code == 1317
 
     play(script)
@@ -488,7 +500,7 @@ BEGUN = [make_ok(status=IN_TRANS)]
 """The proof begins a transaction: autocommit is off."""
 
 
-async def locking(first: Known, count: int, *, acks_alike: bool) -> list[Known]:
+async def locking(first: Known, count: int, *, acks_alike: bool, text: bytes = FOR_UPDATE) -> list[Known]:
     """So many sessions without autocommit that know a STREAM … FOR UPDATE."""
     first.engine.found = replace(queue_table(), acks_alike=acks_alike)
     found = [first, *(Known(first) for _ in range(count - 1))]
@@ -497,7 +509,7 @@ async def locking(first: Known, count: int, *, acks_alike: bool) -> list[Known]:
         await known.played.next_to_server()
         answer(known, frame(make_ok(status=0), 1))
         await known.played.next_to_client()
-        known.played.query(FOR_UPDATE)
+        known.played.query(text)
         await known.serve(LOCKING, DEFINITION, BEGUN, rows(status=IN_TRANS), [make_ok(status=0)])
         await known.result()
     return found
@@ -508,50 +520,105 @@ async def asked_to_lock(known: Known) -> list[bytes]:
     return await known.batch()
 
 
-def test_a_stream_for_update_that_locks_nothing_ends_the_transaction_of_its_proof() -> None:
+def test_a_stream_for_update_that_locks_nothing_shows_its_columns_and_leaves_no_transaction_open() -> None:
+    """Its columns come with the rows, if there are any."""
+
     async def script(known: Known) -> None:
         (known,) = await locking(known, 1, acks_alike=True)
-        assert await asked_to_lock(known) == [b"SELECT", b"SHOW C", b"UPDATE"]
-        answer(known, b"".join(map(framed, (LOCKING, DEFINITION, BEGUN))))
-        assert await known.serve([make_ok(status=0)]) == [b"COMMIT"]
+        assert await asked_to_lock(known) == [b"SHOW C", b"UPDATE"]
+        answer(known, b"".join(map(framed, (DEFINITION, BEGUN))))
+        assert await known.serve(rows(status=IN_TRANS), [make_ok(status=0)]) == [b"SELECT", b"COMMIT"]
         assert (await known.result())[-1] == make_eof(0)
 
     play(script)
 
 
 @pytest.mark.parametrize("acks_alike", [True, False])
-def test_streams_for_update_share_the_definition_while_each_reads_its_context(acks_alike: bool) -> None:
+def test_streams_for_update_share_the_definition_whatever_has_run_since(acks_alike: bool) -> None:
     """Not with triggers, which could make a temporary table that hides the queue."""
 
     async def script(known: Known) -> None:
         first, *others = await locking(known, 4, acks_alike=acks_alike)
-        assert await asked_to_lock(first) == [b"SELECT", b"SHOW C", b"UPDATE"]
+        assert await asked_to_lock(first) == [b"SHOW C", b"UPDATE"]
         for other in others:
-            assert await asked_to_lock(other) == [b"SELECT", *([] if acks_alike else [b"SHOW C"]), b"UPDATE"]
+            assert await asked_to_lock(other) == [*([] if acks_alike else [b"SHOW C"]), b"UPDATE"]
         if not acks_alike:
             return
         for other in others:
-            answer(other, framed(LOCKING) + framed(BEGUN))
-        answer(first, b"".join(map(framed, (LOCKING, DEFINITION, BEGUN))))
+            answer(other, framed(BEGUN))
+        answer(first, b"".join(map(framed, (DEFINITION, BEGUN))))
         leader, *followers = others
         assert await leader.serve([make_ok(status=0)]) == [b"COMMIT"]
-        assert await leader.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
-        answer(leader, b"".join(map(framed, (LOCKING, DEFINITION, BEGUN))))
+        assert await leader.batch() == [b"SHOW C", b"UPDATE"]
+        answer(leader, b"".join(map(framed, (DEFINITION, BEGUN))))
         for other in (first, leader, *followers):
-            assert await other.serve([make_ok(status=0)]) == [b"COMMIT"]
+            assert await other.serve(rows(status=IN_TRANS), [make_ok(status=0)]) == [b"SELECT", b"COMMIT"]
             assert (await other.result())[-1] == make_eof(0)
 
     play(script)
 
 
-def test_a_stream_for_update_whose_context_has_changed_is_proven_as_if_it_were_the_first() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"STREAM id FROM shop.m WHERE id > 0 LIMIT 1 NOWAIT FOR UPDATE",
+        b'STREAM id FROM shop.m /* " */ LIMIT 1 NOWAIT FOR UPDATE',
+        b"STREAM id FROM shop.m /* \\ */ LIMIT 1 NOWAIT FOR UPDATE",
+        "STREAM id FROM shop.m /* \u00e9 */ LIMIT 1 NOWAIT FOR UPDATE".encode(),
+    ],
+)
+def test_a_stream_for_update_that_may_mean_something_else_in_another_context_is_shown_it(text: bytes) -> None:
     async def script(known: Known) -> None:
-        first, other = await locking(known, 2, acks_alike=True)
-        for session in (first, other):
-            await asked_to_lock(session)
+        (known,) = await locking(known, 1, acks_alike=True, text=text)
+        known.played.query(text)
+        assert await known.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
         changed = rows(("73686F70", "utf8mb4", "utf8mb4", "+01:00", "", "1", "server"), status=0)
-        answer(other, framed(changed) + framed(BEGUN))
-        assert await other.serve([make_ok(status=0)]) == [b"COMMIT"]
-        assert await other.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        answer(known, b"".join(map(framed, (changed, DEFINITION, BEGUN))))
+        assert await known.serve([make_ok(status=0)]) == [b"COMMIT"]
+        assert await known.batch() == [b"SELECT"]
 
     play(script)
+
+
+def test_while_the_proof_of_the_rights_is_young_a_session_that_has_run_nothing_shows_nothing() -> None:
+    """The definition was read by another."""
+
+    async def script(known: Known) -> None:
+        first, leader, other = await sessions(known, 3)
+        begun = known.engine.subscribed
+        assert await asked(first) == [b"SHOW C"]
+        for session in (leader, other):
+            session.played.query(STREAM)
+        answer(first, SHOWN)
+        assert await first.result() == ENDED
+        assert await leader.batch() == [b"SHOW C"]
+        answer(leader, SHOWN)
+        for session in (leader, other):
+            assert await session.result() == ENDED
+        assert known.engine.subscribed == begun + 3
+        assert not other.played.server.written
+
+    play(script, NEVER_OLD_S)
+
+
+def test_rights_are_proven_again_when_half_of_the_time_has_passed() -> None:
+    """As those of a running stream are: its rows wait for no proof."""
+
+    async def script() -> None:
+        now_s = 100.0
+        known = Known(rights_max_age_s=8.0, clock=lambda: now_s)
+        await known.first()
+        known.played.query(STREAM)
+        await known.prove(*FINE)
+        now_s += 4.0
+        assert await asked(known) == [b"SHOW C"]
+        answer(known, SHOWN)
+        await known.result()
+        now_s += 1.0
+        assert await asked(known) == [b"SHOW C", b"UPDATE"]
+        answer(known, SHOWN + RIGHT)
+        await known.result()
+        now_s += 4.0
+        assert await asked(known) == [b"SHOW C"]
+
+    asyncio.run(asyncio.wait_for(script(), 30))
