@@ -28,6 +28,11 @@ class CallThreads:
         self._under_way = 0
         self._calls: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
+    @property
+    def idle(self) -> bool:
+        """Whether a call begins at once."""
+        return self._under_way < self._threads_max
+
     async def run(self, function: Callable[[], T]) -> T:
         """Call the function on a thread. Returns what it returns, and raises what it raises.
 

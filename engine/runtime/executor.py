@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from engine.dispatch.measures import Durations
-from engine.model import QueueTable, TableId
+from engine.model import ClaimResult, QueueTable, RowFormat, TableId, Wanted
 from engine.runtime.call_threads import CallThreads
 from engine.runtime.locked_tables import LockedTables
 from engine.runtime.server_clock import ServerClock
@@ -166,9 +167,28 @@ class StoreExecutor:
         async with self._locked.turn(table):
             return await self._call(table, method, *args)
 
-    async def _call(self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any) -> T:
+    def begin_claim(
+        self,
+        queue: QueueTable,
+        wanted: Sequence[Wanted],
+        row_format: RowFormat | None,
+        budget_bytes: int,
+        slot: int,
+    ) -> Callable[[], Awaitable[ClaimResult]] | None:
+        """Have the server begin a claim now, before a thread is woken for it. Returns what waits for the
+        result, as `call` does for `claim_and_fetch`. None: the claim has to be called."""
+        # A thread that is not idle may wait for the very connection that would be used.
+        if not self._threads.idle or self._locked.contains(queue.id):
+            return None
+        begun_ns = time.monotonic_ns()
+        finish = self.store.begin_claim(queue, wanted, row_format, budget_bytes, slot)
+        return None if finish is None else partial(self._call, queue.id, finish, begun_ns=begun_ns)
+
+    async def _call(
+        self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any, begun_ns: int | None = None
+    ) -> T:
         def timed() -> tuple[int, int, Timed[T]]:
-            called_ns = time.monotonic_ns()
+            called_ns = time.monotonic_ns() if begun_ns is None else begun_ns
             answer = method(*args)
             return called_ns, time.monotonic_ns(), answer
 

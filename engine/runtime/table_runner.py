@@ -15,7 +15,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, assert_never
@@ -43,7 +43,20 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
 from engine.dispatch.subscribers import Subscription
-from engine.model import NS_PER_S, BatchCheck, BatchesChecked, Claimed, Key, QueueTable, Return, Share, TableId, Wanted
+from engine.model import (
+    NS_PER_S,
+    BatchCheck,
+    BatchesChecked,
+    Claimed,
+    ClaimResult,
+    Key,
+    QueueTable,
+    Return,
+    RowFormat,
+    Share,
+    TableId,
+    Wanted,
+)
 from engine.runtime.executor import StoreExecutor
 from engine.store.port import StoreError
 
@@ -71,6 +84,9 @@ StoreEffect = (
     Scan | ScanGroups | Claim | Fetch | Lookup | Release | FindAbandoned | CheckBatches | Purge | MoveDeadLetters
 )
 """The effects that the store carries out."""
+
+BegunClaim = Callable[[], Awaitable[ClaimResult]]
+"""What waits for the result of a claim that the server has begun."""
 
 
 class Sink(Protocol):
@@ -465,7 +481,17 @@ class TableRunner:
                 self._lock(subscriber, effect)
             case _:
                 name = f"{type(effect).__name__} {self.queue.id}"
-                self._executor.spawn(self._run_in_store(self.dispatcher, effect), name)
+                begun = self._begin(effect) if isinstance(effect, Claim) else None
+                self._executor.spawn(self._run_in_store(self.dispatcher, effect, begun), name)
+
+    def _begin(self, claim: Claim) -> BegunClaim | None:
+        """Have the server begin a claim now, if that is possible: events that come before its task runs
+        then delay it no more."""
+        return self._executor.begin_claim(*self._arguments(claim))
+
+    def _arguments(self, claim: Claim) -> tuple[QueueTable, Sequence[Wanted], RowFormat | None, int, int]:
+        budget_bytes = self._executor.settings.fetch_budget_bytes
+        return self.queue, claim.wanted, claim.row_format, budget_bytes, claim.slot
 
     def _deliver(self, subscriber: int, rows: tuple[bytes, ...]) -> None:
         if (stream := self._streams.get(subscriber)) is None:
@@ -504,11 +530,11 @@ class TableRunner:
                 extra={"event": "stream.fault", "queue": str(self.queue.id)},
             )
 
-    async def _run_in_store(self, dispatcher: Dispatcher, effect: StoreEffect) -> None:
+    async def _run_in_store(self, dispatcher: Dispatcher, effect: StoreEffect, begun: BegunClaim | None) -> None:
         """Execute an effect in the store, and hand its outcome to the dispatcher unless that was
         replaced."""
         try:
-            outcome = await self._call_store(dispatcher, effect)
+            outcome = await self._call_store(dispatcher, effect, begun)
         except StoreError as error:
             self._executor.report(f"{type(effect).__name__.lower()} of {self.queue.id}", error)
             if error.lasting:
@@ -526,16 +552,19 @@ class TableRunner:
         if dispatcher is self.dispatcher:
             outcome()
 
-    async def _call_store(self, dispatcher: Dispatcher, effect: StoreEffect) -> Callable[[], None]:
-        """Call the store. Returns the event that hands the result to the dispatcher."""
+    async def _call_store(
+        self, dispatcher: Dispatcher, effect: StoreEffect, begun: BegunClaim | None
+    ) -> Callable[[], None]:
+        """Call the store, or wait for the claim that was begun. Returns the event that hands the result to
+        the dispatcher."""
         call, store, counters = self._executor.call, self._executor.store, self._executor.counters
         began_ns = time.monotonic_ns()
         match effect:
             case Scan() | ScanGroups():
                 return await self._scan(dispatcher, effect)
-            case Claim(claim_id, wanted, row_format, slot):
-                budget = self._executor.settings.fetch_budget_bytes
-                result = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget, slot)
+            case Claim(claim_id, wanted):
+                arguments = self._arguments(effect)
+                result = await (begun() if begun else call(store.claim_and_fetch, *arguments))
                 claims, rows, left, waiting = result
                 counters.claim_time.add(time.monotonic_ns() - began_ns)
                 counters.claims += 1

@@ -31,7 +31,7 @@ from engine.store.batches import Batches, set_aside
 from engine.store.claim_limits import ClaimLimits
 from engine.store.claim_plan import choose
 from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
-from engine.store.fetch import Fetch
+from engine.store.fetch import Fetch, SentBehind
 from engine.store.information_schema import now_ns
 from engine.store.port import StoreError, Timed
 from engine.store.queries import TableStatements, statement
@@ -114,7 +114,7 @@ class Claim:
             connection.run(writes)
             return None
         self.fetch = self._fetch_of({claim.key: claim.delivery for claim in claims})
-        return self.fetch.run_behind(connection, writes)
+        return self.fetch.read_behind(connection, self.fetch.send_behind(connection, writes))
 
 
 class ClaimOfOne:
@@ -132,13 +132,26 @@ class ClaimOfOne:
         self._sql = TableStatements(table)
         self._claims: tuple[Claimed, ...] = ()
         self._now_ns = 0
+        self._sent: SentBehind | StoreError | None = None
+
+    def send(self, connection: StoreConnection) -> None:
+        """Send the packet. `run` reads the replies, or raises the error."""
+        try:
+            self._sent = self.fetch.send_behind(connection, self._statements)
+        except StoreError as error:
+            self._sent = error
 
     def run(self, connection: StoreConnection) -> Timed[ClaimResult] | None:
         """Carry it out. None: the server has refused a statement, and nothing was done. Usually another
         transaction has locked the row. Raises StoreError if the connection broke, or the table was locked."""
         began_s = time.monotonic()
         try:
-            rows = self.fetch.run_behind(connection, self._statements, self._deliveries)
+            if self._sent is None:
+                self.send(connection)
+            if isinstance(self._sent, StoreError):
+                raise self._sent
+            assert self._sent is not None
+            rows = self.fetch.read_behind(connection, self._sent, self._deliveries)
         except StoreError as error:
             if connection.broken or (error.waited and time.monotonic() - began_s > WAITED_S):
                 raise

@@ -20,7 +20,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from engine.packets import EOF, EOF_MAX, ERR, OK, PAYLOAD_MAX, error_fields, frame, lenenc_at, ok_head_at, prepare_ok_at
+from engine.packets import (
+    EOF,
+    EOF_MAX,
+    ERR,
+    HEADER,
+    OK,
+    PAYLOAD_MAX,
+    error_fields,
+    frame,
+    lenenc_at,
+    ok_head_at,
+    prepare_ok_at,
+)
 from engine.quoting import text_literal
 from engine.store.port import Origin, StoreError
 from engine.store.pymysql_adapter import (
@@ -149,6 +161,18 @@ class Result:
     warnings: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Statements that were sent, and what comes before their results."""
+
+    statements: int
+    """Their number."""
+    entered: SessionContext | None
+    """The context that the session is put into first; None if it has the right one."""
+    checked: bool
+    """Whether it is checked first that the server is writable."""
+
+
 class StoreConnection:
     """A connection, for one thread at a time, except for `abort`."""
 
@@ -215,28 +239,33 @@ class StoreConnection:
         With `keep_last`, the rows of the last statement are passed to it one by one, and not held.
         The first statement that fails ends them all. Raises StoreError.
         """
-        self._begin(statements, context)
+        self._read_before(self._write(statements, context))
         return [*(self.result() for _ in statements[:-1]), self.result(keep_last)]
 
-    def run_and_read(
+    def send_with_command(
+        self, statements: Sequence[str], context: SessionContext, command: int, payload: bytes
+    ) -> Begun:
+        """Send statements that commit what they write, and in the same packet one further command, for a
+        session that was reset and has this context. `read_with_command` reads the replies. Raises
+        StoreError."""
+        return self._write(statements, OWN_CONTEXT, self._reset_to(context) + _framed(command, payload), resets=False)
+
+    def read_with_command(
         self,
-        statements: Sequence[str],
+        begun: Begun,
         context: SessionContext,
-        command: int,
-        payload: bytes,
         read: Callable[[], object],
         on_results: Callable[[Sequence[Result]], None] = lambda _: None,
     ) -> bool:
-        """Send statements that commit what they write, and in the same packet one further command, for a
-        session that was reset and has this context.
+        """Read the replies to what `send_with_command` has sent.
 
         `on_results` is called with the results of the statements. Then `read` reads the reply to the
         command. Returns whether the command succeeded. Raises StoreError if a statement failed; the server
         carries out the command all the same, and its reply is read.
         """
         try:
-            self._begin(statements, OWN_CONTEXT, self._reset_to(context) + _framed(command, payload), resets=False)
-            results = [self.result() for _ in statements]
+            self._read_before(begun)
+            results = [self.result() for _ in range(begun.statements)]
         except StoreError:
             if not self.broken:
                 with suppress(StoreError):
@@ -251,11 +280,11 @@ class StoreConnection:
             return False
         return True
 
-    def _begin(
+    def _write(
         self, statements: Sequence[str], context: SessionContext, behind: bytes = b"", *, resets: bool = True
-    ) -> None:
-        """Send statements and the packets `behind` them, and read the replies to what comes before
-        their results. `resets`: if they commit what they have written, the session is reset with them."""
+    ) -> Begun:
+        """Send statements and the packets `behind` them. `resets`: if they commit what they have written,
+        the session is reset with them."""
         entering = [] if context == self.context else [_context_statement(context)]
         checks = self._checks(statements)
         command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *checks, *self._marked(statements)]).encode())
@@ -263,11 +292,15 @@ class StoreConnection:
         reset = self._reset_to(context) if resets and wrote and statements[-1] == statement("commit") else b""
         self._send(command + behind + reset)
         self._wrote, self._owed = wrote and not reset, 2 if reset else 0
-        for _ in entering:
+        return Begun(len(statements), context if entering else None, bool(checks))
+
+    def _read_before(self, begun: Begun) -> None:
+        """Read the replies to what comes before the results of statements that were sent."""
+        if begun.entered is not None:
             self.result()
-        if entering:
-            self.context = context
-        self._read_checks(checks)
+            self.context = begun.entered
+        if begun.checked:
+            self._read_check()
 
     def send(self, command: int, payload: bytes) -> None:
         """Send one command. The caller reads its reply."""
@@ -300,10 +333,9 @@ class StoreConnection:
             return [statement("writable")]
         return []
 
-    def _read_checks(self, checks: Sequence[str]) -> None:
+    def _read_check(self) -> None:
         try:
-            for _ in checks:
-                self.result()
+            self.result()
         except StoreError as error:
             if error.code != ER.SUBQUERY_NO_1_ROW:
                 raise
@@ -355,6 +387,35 @@ class StoreConnection:
                 self._skip(definitions + 1)
         return prepared.statement_id
 
+    def ready(self) -> bool:
+        """Whether a statement can be sent without waiting for anything."""
+        return self._has_owed() and not self.stale()
+
+    def _has_owed(self) -> bool:
+        """Whether the replies to a reset are here. Reads what has come of them, without waiting."""
+        while not self._holds(self._owed):
+            if isinstance(self._socket, ssl.SSLSocket) or not self._readable():
+                return False  # Whether all of a TLS record has come is not known.
+            piece = b""
+            with suppress(OSError):
+                piece = self._socket.recv(READ_BYTES)
+            if not piece:
+                return False
+            self._buffer, self._at = self._buffer[self._at :] + piece, 0
+        return True
+
+    def _holds(self, packets: int) -> bool:
+        """Whether so many packets are in the buffer."""
+        at = self._at
+        for _ in range(packets):
+            at += HEADER + int.from_bytes(self._buffer[at : at + 3], "little")
+        return at <= len(self._buffer)
+
+    def _readable(self) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
     def stale(self) -> bool:
         """Whether bytes have arrived that no command caused: the server has ended the
         connection. Waits for the replies to a reset."""
@@ -364,9 +425,7 @@ class StoreConnection:
             return True
         if self.broken or self._at < len(self._buffer):
             return True
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return self._readable()
 
     def abort(self) -> None:
         """Make the thread that waits for a reply fail at once.

@@ -5,7 +5,7 @@ produces the same bytes as on the client's own connection. A budget bounds the b
 read in slices that should fit it, by the size of the table's earlier rows. Rows beyond the budget
 are received and dropped.
 
-The rows of a claim are read behind its commit in the same packet (`run_behind`), if all its
+The rows of a claim are read behind its commit in the same packet (`send_behind`), if all its
 subscribers have one format.
 """
 
@@ -14,15 +14,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from engine.model import Delivery, FetchResult, Key, QueueTable, RowFormat
 from engine.quoting import quoted
-from engine.store.connection import Result, SessionContext, StoreConnection
+from engine.store.connection import Begun, Result, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.pymysql_adapter import COMMAND
 from engine.store.queries import TableStatements, statement
 from engine.store.row_packets import split_binary_row, split_text_row
+
+
+class SentBehind(NamedTuple):
+    """A fetch that was sent behind statements."""
+
+    begun: Begun
+    left: Sequence[Key]
+    """Keys beyond its slice."""
 
 
 class Fetch:
@@ -60,14 +69,21 @@ class Fetch:
             (now,) = connection.run([statement("now")])
         return Timed(self._result(left), now_ns(now))
 
-    def run_behind(
+    def send_behind(self, connection: StoreConnection, statements: Sequence[str]) -> SentBehind:
+        """Send `statements`, which commit what they write, and what reads the first slice behind them, in
+        the same packet. `read_behind` reads the replies. Raises StoreError."""
+        part, left = self._sliced(list(self._keys))
+        command = COMMAND.COM_STMT_PREPARE if self._binary else COMMAND.COM_QUERY
+        begun = connection.send_with_command(statements, self.context, command, self._text(part).encode())
+        return SentBehind(begun, left)
+
+    def read_behind(
         self,
         connection: StoreConnection,
-        statements: Sequence[str],
+        sent: SentBehind,
         on_results: Callable[[Sequence[Result]], Mapping[Key, Delivery]] | None = None,
     ) -> FetchResult | None:
-        """Send `statements`, which commit what they write, and read the first slice behind them, in the
-        same packet.
+        """Read the replies to what `send_behind` has sent.
 
         `on_results` returns the deliveries, if they follow from the results of the statements: rows of
         others are not kept. Keys beyond the slice are unread. None: the rows could not be read; the
@@ -78,17 +94,10 @@ class Fetch:
             if on_results is not None:
                 self._keys = on_results(results)
 
-        part, left = self._sliced(list(self._keys))
-        if not connection.run_and_read(statements, self.context, *self._command(connection, part), note):
+        read = partial(self._execute, connection) if self._binary else partial(connection.result, self._keep)
+        if not connection.read_with_command(sent.begun, self.context, read, note):
             return None
-        return self._result(left)
-
-    def _command(self, connection: StoreConnection, keys: Sequence[Key]) -> tuple[int, bytes, Callable[[], object]]:
-        """The command that reads these rows, its payload, and what reads the reply."""
-        text = self._text(keys).encode()
-        if self._binary:
-            return COMMAND.COM_STMT_PREPARE, text, partial(self._execute, connection)
-        return COMMAND.COM_QUERY, text, partial(connection.result, self._keep)
+        return self._result(sent.left)
 
     @property
     def _full(self) -> bool:

@@ -268,6 +268,9 @@ class MemoryStore:
         with_rows = self._with_rows(table, result.claims, result.limits, row_format, budget_bytes)
         return Timed(with_rows.value._replace(waiting=result.waiting), with_rows.now_ns)
 
+    def begin_claim(self, *_claim: object) -> None:
+        """Nothing is gained by beginning it."""
+
     def _with_rows(
         self,
         table: QueueTable,

@@ -327,9 +327,38 @@ class MySQLStore:
         """Claim, and read the rows behind the commit."""
         fetch_of = None if row_format is None else partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
         if fetch_of is not None and ClaimOfOne.serves(table, wanted):
-            result = self._claim_one(table, wanted[0], slot, fetch_of)
+            with self._pool.connection() as connection:
+                result = self._claim_one(connection, table, ClaimOfOne(table, wanted[0], slot, fetch_of))
             if result is not None:
                 return result
+        return self._claim_any(table, wanted, slot, fetch_of)
+
+    def begin_claim(
+        self,
+        table: QueueTable,
+        wanted: Sequence[Wanted],
+        row_format: RowFormat | None,
+        budget_bytes: int,
+        slot: int = 0,
+    ) -> Callable[[], Timed[ClaimResult]] | None:
+        """Send the packet of a claim of one message, if a connection is ready. The server carries it out
+        while a thread is woken to read the replies."""
+        if row_format is None or not ClaimOfOne.serves(table, wanted) or (connection := self._pool.ready()) is None:
+            return None
+        fetch_of = partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
+        claim = ClaimOfOne(table, wanted[0], slot, fetch_of)
+        claim.send(connection)
+
+        def finish() -> Timed[ClaimResult]:
+            with self._pool.lent(connection):
+                result = self._claim_one(connection, table, claim)
+            return result or self._claim_any(table, wanted, slot, fetch_of)
+
+        return finish
+
+    def _claim_any(
+        self, table: QueueTable, wanted: Sequence[Wanted], slot: int, fetch_of: FetchOf | None
+    ) -> Timed[ClaimResult]:
         claim = partial(self._claim, table, wanted, slot, fetch_of)
         try:
             return self._retried(claim)
@@ -464,10 +493,10 @@ class MySQLStore:
         self._claim_s.put(table.id, time.monotonic() - began_s)
         return result
 
-    def _claim_one(self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf) -> Timed[ClaimResult] | None:
-        claim = ClaimOfOne(table, want, slot, fetch_of)
-        with self._pool.connection() as connection:
-            result = claim.run(connection)
+    def _claim_one(
+        self, connection: StoreConnection, table: QueueTable, claim: ClaimOfOne
+    ) -> Timed[ClaimResult] | None:
+        result = claim.run(connection)
         if result is not None and result.value.claims:
             self._row_bytes.put(table.id, claim.fetch.row_bytes)
         return result

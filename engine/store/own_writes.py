@@ -51,6 +51,10 @@ class OwnWrites:
             self._lock, self._report = lock, report
             self._numbers.clear()
 
+    def checked(self, connection: StoreConnection) -> bool:
+        """Whether `check` has nothing to do."""
+        return not self._lock or connection in self._numbers
+
     def check(self, connection: StoreConnection) -> None:
         """Check a connection that is about to be used, once for each lock. Never raises."""
         lock = self._lock

@@ -61,14 +61,33 @@ class Pool:
 
     @contextmanager
     def connection(self, context: SessionContext = OWN_CONTEXT) -> Iterator[StoreConnection]:
-        """Lend a connection, the best one for `context`.
-
-        After an error its transaction is rolled back.
-        """
+        """Lend a connection, the best one for `context`, as `lent` does."""
         self._check()
-        connection = self._take(context)
-        try:
+        with self.lent(self._take(context)) as connection:
             self._own_writes.check(connection)
+            yield connection
+
+    def ready(self) -> StoreConnection | None:
+        """Take a connection that can be used without waiting for anything; None if there is none. The
+        caller uses it with `lent`, whatever happens."""
+        try:
+            self._check()
+        except StoreError:
+            return None
+        with self._changed:
+            if self._closed or not self._idle:
+                return None
+            connection = self._idle[-1]
+            if not (self._own_writes.checked(connection) and connection.ready()):
+                return None
+            self._busy.add(self._idle.pop())
+        return connection
+
+    @contextmanager
+    def lent(self, connection: StoreConnection) -> Iterator[StoreConnection]:
+        """Give a connection back at the end of the block. After an error its transaction is rolled
+        back."""
+        try:
             yield connection
         except BaseException as error:
             if isinstance(error, StoreError):

@@ -8,7 +8,7 @@ One suite, tests/contract, tests both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -209,6 +209,18 @@ class Store(Protocol):
         Rows that do not fit the budget by the size of earlier ones are unread. An error after the
         commit is not raised: the result has no rows then.
         """
+
+    def begin_claim(
+        self,
+        table: QueueTable,
+        wanted: Sequence[Wanted],
+        row_format: RowFormat | None,
+        budget_bytes: int,
+        slot: int = 0,
+    ) -> Callable[[], Timed[ClaimResult]] | None:
+        """Begin `claim_and_fetch` without waiting for anything. Returns what waits for the replies and
+        returns the result; it is called once, whatever happens. None: it cannot be begun so, and nothing
+        was done. Raises nothing."""
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
-from engine.model import NS_PER_S, RowFormat, Wanted
+from engine.model import NS_PER_S, ClaimResult, RowFormat, Wanted
 from engine.store.mysql import MySQLStore
-from engine.store.port import StoreError
+from engine.store.port import StoreError, Timed
 from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import connect
 from tests.support.stores import ServerSubject, counted_store
+from tests.support.waiting import eventually
 
 S = NS_PER_S
 SLOT = 37
@@ -34,11 +37,22 @@ def subject(server: EmbeddedServer) -> Iterator[ServerSubject]:
     made.close()
 
 
-@pytest.fixture
-def counted(subject: ServerSubject) -> Iterator[tuple[MySQLStore, list[bytes]]]:
-    """A store, and the packets that it sends."""
-    with counted_store(subject) as counted:
-        yield counted
+@pytest.fixture(params=["called", "begun"])
+def counted(
+    request: pytest.FixtureRequest, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[MySQLStore, list[bytes]]]:
+    """A store, and the packets that it sends. It begins each claim before the result is waited for, or not."""
+    with counted_store(subject) as (store, sent):
+        store.ping()
+        sent.clear()
+        if request.param == "begun":
+            called = store.claim_and_fetch
+
+            def begin(*claim: Any) -> Timed[ClaimResult]:
+                return (store.begin_claim(*claim) or partial(called, *claim))()
+
+            monkeypatch.setattr(store, "claim_and_fetch", begin)
+        yield store, sent
 
 
 def insert(subject: ServerSubject, key: int, body: str = "é", time_next: int = 5) -> None:
@@ -194,6 +208,37 @@ def test_what_a_trigger_sets_does_not_change_the_bytes_of_the_row(
     rows = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], BODY, 1000).value.rows
     assert rows is not None
     assert (rows.rows, len(sent)) == ({1: b"\x02\xc3\xa9"}, 1)
+
+
+def test_a_claim_that_was_begun_is_carried_out_before_its_result_is_waited_for(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    store, _ = counted
+    insert(subject, 1)
+    finish = store.begin_claim(subject.table, [Wanted(1, 0, 30 * S)], BODY, 1000, SLOT)
+    assert finish is not None
+    eventually(lambda: row_of(subject, 1)[0] == 1, what="the claim")
+    (claim,) = finish().value.claims
+    assert row_of(subject, 1)[:2] == (1, claim.deadline_ns)
+
+
+def test_a_claim_is_not_begun_where_it_would_have_to_wait(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    """For a connection, or for the result of its first packet."""
+    store, sent = counted
+    for key in (1, 2):
+        insert(subject, key)
+    wanted = [Wanted(1, 0, S)]
+    assert store.begin_claim(subject.table, [*wanted, Wanted(2, 0, S)], BODY, 1000) is None
+    assert store.begin_claim(subject.table, wanted, None, 1000) is None
+    finish = store.begin_claim(subject.table, wanted, BODY, 1000)
+    assert finish is not None
+    assert store.begin_claim(subject.table, [Wanted(2, 0, S)], BODY, 1000) is None
+    assert [claim.key for claim in finish().value.claims] == [1]
+    assert len(sent) == 1
+    store.close()
+    assert store.begin_claim(subject.table, [Wanted(2, 0, S)], BODY, 1000) is None
 
 
 def test_a_claim_of_several_messages_takes_two_packets(

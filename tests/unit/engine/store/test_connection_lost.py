@@ -17,8 +17,9 @@ from engine.store.port import StoreError
 from proxy.wire.packets import make_err, make_prepare_ok
 from tests.support.play import queue_table
 from tests.support.scripted import GONE, OK, QUERY, Say, Script, ScriptedServer, ordinary, rows, scripted_server
+from tests.support.waiting import eventually
 
-PREPARE, EXECUTE, CLOSE = 0x16, 0x17, 0x19
+PREPARE, EXECUTE, CLOSE, RESET = 0x16, 0x17, 0x19, 0x1F
 SHUTDOWN = b"\x23\0\0\0\xff" + (1053).to_bytes(2, "little") + b"#08S01Server shutdown in progress"
 """A server's last packet, which is no reply."""
 
@@ -248,11 +249,9 @@ def test_a_caller_that_waits_for_the_reply_to_a_reset_gets_an_error_when_the_poo
 def read_behind(connection: StoreConnection, statements: list[str]) -> list[object]:
     """Run these and a SELECT behind them. Returns what was reported."""
     reported: list[object] = []
-    succeeded = connection.run_and_read(
-        statements,
+    succeeded = connection.read_with_command(
+        connection.send_with_command(statements, OWN_CONTEXT, QUERY, b"SELECT"),
         OWN_CONTEXT,
-        QUERY,
-        b"SELECT",
         lambda: reported.append(connection.result().rows),
         lambda results: reported.append([result.affected for result in results]),
     )
@@ -326,3 +325,58 @@ def test_waiting_callers_get_an_error_when_the_pool_is_closed() -> None:
             user.join(20)
         assert len(errors) == 2
         assert server.logins == 1
+
+
+# A connection that is taken without waiting.
+
+
+def test_without_an_idle_connection_none_is_ready() -> None:
+    with pool_on() as (server, pool):
+        assert pool.ready() is None
+        assert server.logins == 0
+
+
+def test_a_connection_is_ready_when_the_replies_to_its_reset_are_here() -> None:
+    """The reset's replies come after `release` is set: a connection that owes them would be waited for."""
+    release = threading.Event()
+
+    def script(command: int, payload: bytes) -> Say:
+        if command == RESET:
+            assert release.wait(20)
+        return ordinary(command, payload)
+
+    with pool_on(script) as (_, pool):
+        with pool.connection() as connection:
+            connection.run(["UPDATE m SET a = 1", "COMMIT"])
+        assert pool.ready() is None
+        release.set()
+        ready = eventually(pool.ready, what="a connection that is ready")
+        assert ready is connection
+        assert pool.ready() is None
+        with pool.lent(ready):
+            assert ready.run(["next"])[0].affected == 0
+        assert pool.ready() is connection
+
+
+def test_a_connection_that_the_server_has_ended_is_not_ready() -> None:
+    with pool_on(answering(last=Say([OK], hang_up=True))) as (server, pool):
+        with pool.connection() as connection:
+            connection.run(["last"])
+            assert connection._socket.recv(1) == b""
+        assert pool.ready() is None
+        with pool.connection() as another:
+            another.run(["next"])
+        assert server.logins == 2
+
+
+def test_after_an_error_a_connection_that_was_taken_is_not_used_again() -> None:
+    with pool_on(answering(breaks=GONE)) as (server, pool):
+        with pool.connection():
+            pass
+        ready = pool.ready()
+        assert ready is not None
+        with pytest.raises(StoreError), pool.lent(ready):
+            ready.run(["breaks"])
+        with pool.connection() as another:
+            another.run(["next"])
+        assert server.logins == 2
