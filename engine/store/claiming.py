@@ -132,13 +132,13 @@ class ClaimOfOne:
         self._sql = TableStatements(table)
         self._claims: tuple[Claimed, ...] = ()
         self._now_ns = 0
-        self._sent: SentBehind | StoreError | None = None
+        self._sent: SentBehind | Exception | None = None
 
     def send(self, connection: StoreConnection) -> None:
-        """Send the packet. `run` reads the replies, or raises the error."""
+        """Send the packet. `run` reads the replies, or raises the error. Never raises."""
         try:
             self._sent = self.fetch.send_behind(connection, self._statements)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001  # `run` raises it.
             self._sent = error
 
     def run(self, connection: StoreConnection) -> Timed[ClaimResult] | None:
@@ -148,7 +148,7 @@ class ClaimOfOne:
         try:
             if self._sent is None:
                 self.send(connection)
-            if isinstance(self._sent, StoreError):
+            if isinstance(self._sent, Exception):
                 raise self._sent
             assert self._sent is not None
             rows = self.fetch.read_behind(connection, self._sent, self._deliveries)
