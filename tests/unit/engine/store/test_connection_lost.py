@@ -380,3 +380,34 @@ def test_after_an_error_a_connection_that_was_taken_is_not_used_again() -> None:
         with pool.connection() as another:
             another.run(["next"])
         assert server.logins == 2
+
+
+@pytest.mark.parametrize("end", ["abandon", "close"])
+def test_a_connection_that_was_taken_fails_when_the_pool_leaves_its_server(end: str) -> None:
+    with pool_on() as (server, pool):
+        with pool.connection():
+            pass
+        ready = pool.ready()
+        assert ready is not None
+        getattr(pool, end)()
+        with pytest.raises(StoreError), pool.lent(ready):
+            ready.run(["late"])
+        assert pool.ready() is None
+        if end == "abandon":
+            with pool.connection() as another:
+                another.run(["next"])
+            assert server.logins == 2
+
+
+def test_a_connection_that_was_taken_is_used_to_its_end_when_the_pool_is_renewed() -> None:
+    with pool_on() as (server, pool):
+        with pool.connection():
+            pass
+        ready = pool.ready()
+        assert ready is not None
+        pool.renew()
+        with pool.lent(ready):
+            ready.run(["late"])
+        with pool.connection() as another:
+            another.run(["next"])
+        assert (server.logins, asked(server, "late")) == (2, 1)
