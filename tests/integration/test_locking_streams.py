@@ -220,7 +220,8 @@ def test_a_batch_costs_few_statements_and_no_claim(proxy, queue, begin, messages
         taken = [key for (key,) in rows(worker, f"STREAM id FROM m LIMIT {messages} WAIT 10 FOR UPDATE")]
         assert len(taken) == messages
         costs.append(questions(worker) - count - status)
-    assert min(costs) == 1 + 1 + 1, "BEGIN, the definition, the rows"
+    # While the queue is scanned again for more than two milliseconds, the columns are read before the rows.
+    assert min(costs) - (1 + 1 + 1) in (0, 1), "BEGIN, the definition, the rows"
     count = questions(worker)
     assert run(worker, f"ACK m WHERE id IN ({', '.join(map(str, taken))})") == messages
     run(worker, "COMMIT")
