@@ -156,8 +156,8 @@ class Settings(BaseSettings):
     its wait_timeout."""
     rights_max_age_s: float = Field(default=4.0, gt=0)
     """A stream delivers no rows if its client's privileges were proven longer ago. The proof takes one
-    or two short statements on the backing connection, at half of this interval while rows come or a
-    session repeats its STREAM, and never while no rows come."""
+    or two short statements on the backing connection, at half of this interval, while rows come or a
+    session repeats its STREAM. A stream that is idle runs none."""
     tracing: bool = False
     """Whether each delivery of a message with a trace context is a span of OpenTelemetry. It needs
     `ackstream[tracing]`; the exporter is configured by the variables of OpenTelemetry (OTEL_…)."""

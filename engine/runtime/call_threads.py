@@ -30,7 +30,7 @@ class CallThreads:
 
     @property
     def idle(self) -> bool:
-        """Whether a call begins at once."""
+        """Whether a call has a thread at once."""
         return self._under_way < self._threads_max
 
     async def run(self, function: Callable[[], T]) -> T:
@@ -38,13 +38,17 @@ class CallThreads:
 
         If the caller is cancelled before the call has begun, it is not made.
         """
+        return await self.start(function)
+
+    def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """The same without waiting. If a thread is idle, the call has it, whatever is called next."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._under_way += 1
         if self._begun < min(self._under_way, self._threads_max):
             threading.Thread(target=self._work, name=f"{self._name}_{self._begun}", daemon=True).start()
             self._begun += 1
         self._calls.put((answer, function))
-        return await answer
+        return answer
 
     def close(self) -> None:
         """End the threads when their calls return. Calls that have not begun are not made, and their

@@ -1,7 +1,8 @@
 """The store executor: store calls on threads, the server's clock, and background tasks.
 
-The store blocks, so each call runs on a thread, with a connection of its own. Its result comes back
-to the event loop's thread. All of the engine's state is used on that thread, so it needs no locks.
+The store blocks, so each call runs on a thread, with a connection of its own. A claim may be begun
+before (`begin_claim`). Each result comes back to the event loop's thread. All of the engine's state
+is used on that thread, so it needs no locks.
 """
 
 from __future__ import annotations
@@ -177,23 +178,23 @@ class StoreExecutor:
     ) -> Callable[[], Awaitable[ClaimResult]] | None:
         """Have the server begin a claim now, before a thread is woken for it. Returns what waits for the
         result, as `call` does for `claim_and_fetch`. None: the claim has to be called."""
-        # A thread that is not idle may wait for the very connection that would be used.
         if not self._threads.idle or self._locked.contains(queue.id):
             return None
         begun_ns = time.monotonic_ns()
         finish = self.store.begin_claim(queue, wanted, row_format, budget_bytes, slot)
-        return None if finish is None else partial(self._call, queue.id, finish, begun_ns=begun_ns)
+        if finish is None:
+            return None
+        # It has a connection. It must have a thread at once: those with earlier calls may all wait for connections.
+        answer = self._threads.start(partial(_timed, finish, begun_ns))
+        return partial(self._answer, queue.id, answer)
 
-    async def _call(
-        self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any, begun_ns: int | None = None
-    ) -> T:
-        def timed() -> tuple[int, int, Timed[T]]:
-            called_ns = time.monotonic_ns() if begun_ns is None else begun_ns
-            answer = method(*args)
-            return called_ns, time.monotonic_ns(), answer
+    async def _call(self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any) -> T:
+        return await self._answer(table, self._threads.start(partial(_timed, partial(method, *args))))
 
+    async def _answer(self, table: TableId | None, calling: asyncio.Future[tuple[int, int, Timed[T]]]) -> T:
+        """The result of a call on a thread."""
         try:
-            called_ns, answered_ns, answer = await self._threads.run(timed)
+            called_ns, answered_ns, answer = await calling
         except StoreError as error:
             self.counters.store_errors += 1
             if table is not None and error.waited:
@@ -230,3 +231,10 @@ class StoreExecutor:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.close()
         self.store.close()
+
+
+def _timed(call: Callable[[], Timed[T]], begun_ns: int | None = None) -> tuple[int, int, Timed[T]]:
+    """The result of a call, with the monotonic times between which the server has read its clock."""
+    called_ns = time.monotonic_ns() if begun_ns is None else begun_ns
+    answer = call()
+    return called_ns, time.monotonic_ns(), answer

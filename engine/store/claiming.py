@@ -23,6 +23,7 @@ from engine.model import (
     Key,
     LimitsLeft,
     QueueTable,
+    RowFormat,
     Selection,
     Wanted,
     end_with_slot,
@@ -40,6 +41,10 @@ from engine.store.scan import context_of, entries_of
 WAITED_S: Final = 0.5
 """Half of the time for which a locked table is waited for. MariaDB has one error for that and for a locked
 row, which is not waited for."""
+
+SHORT_KEY_MAX: Final = 64
+SHORT_COLUMNS_MAX: Final = 1_000
+"""Characters of a key, and of the names of all columns, of a packet that has less than 10 kB."""
 
 FetchOf = Callable[[Mapping[Key, Delivery]], Fetch]
 """Makes the fetch of the rows of these deliveries."""
@@ -126,6 +131,12 @@ class ClaimOfOne:
         limited = table.policy.locked_claims or table.policy.group_strict or table.after_batch is not None
         return len(wanted) == 1 and not limited and wanted[0].selection == ANYTHING
 
+    @staticmethod
+    def is_short(want: Wanted, row_format: RowFormat) -> bool:
+        """Whether the packet certainly fits into an empty send buffer, which has 16 kB on Linux."""
+        short_key = not isinstance(want.key, str | bytes) or len(want.key) <= SHORT_KEY_MAX
+        return short_key and sum(map(len, row_format.columns)) <= SHORT_COLUMNS_MAX
+
     def __init__(self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf) -> None:
         self.fetch = fetch_of({want.key: Delivery(want.epoch + 1, 0)})
         self._table, self._want, self._slot = table, want, slot
@@ -133,9 +144,11 @@ class ClaimOfOne:
         self._claims: tuple[Claimed, ...] = ()
         self._now_ns = 0
         self._sent: SentBehind | Exception | None = None
+        self._sent_s = 0.0
 
     def send(self, connection: StoreConnection) -> None:
         """Send the packet. `run` reads the replies, or raises the error. Never raises."""
+        self._sent_s = time.monotonic()
         try:
             self._sent = self.fetch.send_behind(connection, self._statements)
         except Exception as error:  # noqa: BLE001  # `run` raises it.
@@ -144,16 +157,15 @@ class ClaimOfOne:
     def run(self, connection: StoreConnection) -> Timed[ClaimResult] | None:
         """Carry it out. None: the server has refused a statement, and nothing was done. Usually another
         transaction has locked the row. Raises StoreError if the connection broke, or the table was locked."""
-        began_s = time.monotonic()
+        if self._sent is None:
+            self.send(connection)
         try:
-            if self._sent is None:
-                self.send(connection)
             if isinstance(self._sent, Exception):
                 raise self._sent
             assert self._sent is not None
             rows = self.fetch.read_behind(connection, self._sent, self._deliveries)
         except StoreError as error:
-            if connection.broken or (error.waited and time.monotonic() - began_s > WAITED_S):
+            if connection.broken or (error.waited and time.monotonic() - self._sent_s > WAITED_S):
                 raise
             return None  # The reset has rolled back.
         return Timed(ClaimResult(self._claims, rows if self._claims else None), self._now_ns)

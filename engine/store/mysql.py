@@ -343,7 +343,9 @@ class MySQLStore:
     ) -> Callable[[], Timed[ClaimResult]] | None:
         """Send the packet of a claim of one message, if a connection is ready. The server carries it out
         while a thread is woken to read the replies."""
-        if row_format is None or not ClaimOfOne.serves(table, wanted) or (connection := self._pool.ready()) is None:
+        if row_format is None or not (ClaimOfOne.serves(table, wanted) and ClaimOfOne.is_short(wanted[0], row_format)):
+            return None
+        if (connection := self._pool.ready()) is None:
             return None
         fetch_of = partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
         claim = ClaimOfOne(table, wanted[0], slot, fetch_of)

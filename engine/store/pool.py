@@ -69,7 +69,7 @@ class Pool:
 
     def ready(self) -> StoreConnection | None:
         """Take a connection that can be used without waiting for anything; None if there is none. The
-        caller uses it with `lent`, whatever happens."""
+        caller uses it with `lent`, unless the pool is closed."""
         try:
             self._check()
         except StoreError:

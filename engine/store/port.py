@@ -1,7 +1,7 @@
 """The port between the engine and a database.
 
-Each method is one transaction or one read. It blocks, and may be called from any thread. Each
-result includes the server's clock at the time of the statement, because the engine never uses its
+Each method is one transaction or one read. It may be called from any thread. All but `begin_claim`
+block. Each result includes the server's clock at the time of the statement, because the engine never uses its
 own clock for due times. `MySQLStore` is the real implementation, `MemoryStore` the one for tests.
 One suite, tests/contract, tests both.
 """
@@ -219,8 +219,8 @@ class Store(Protocol):
         slot: int = 0,
     ) -> Callable[[], Timed[ClaimResult]] | None:
         """Begin `claim_and_fetch` without waiting for anything. Returns what waits for the replies and
-        returns the result; it is called once, whatever happens. None: it cannot be begun so, and nothing
-        was done. Raises nothing."""
+        returns the result. The caller calls it once, at once on a thread, unless the store is closed: it
+        has a connection. None: the claim cannot be begun so, and nothing was done. Raises nothing."""
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int

@@ -24,7 +24,7 @@ from engine.store.row_packets import split_binary_row, split_text_row
 from proxy.session.commit_notices import DEADLOCK
 from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.queries import sql
-from proxy.session.stream import Stream
+from proxy.session.stream import SERVER_LOST, Stream
 from proxy.statements.proof import ProvenStream, header_query
 from proxy.statements.results import PLAIN_EXECUTION
 from proxy.wire.commands import COM_STMT_PREPARE
@@ -119,6 +119,12 @@ class LockingStream(Stream):
         self.abort(error)
         self._error = self._error or error
 
+    def close(self, capabilities: int, status: int) -> None:
+        """As for any stream. If nothing could show the columns, the server was lost."""
+        if self.lacks_header:
+            self._error = SERVER_LOST
+        super().close(capabilities, status)
+
     @property
     def lacks_header(self) -> bool:
         """Whether the packets that precede the rows are still to come: not if an error takes their
@@ -170,7 +176,7 @@ class LockingSession:
         await self._end_own_transaction()
 
     async def _begin(self, stream: LockingStream) -> None:
-        """Send the packets that precede the rows, if no rows have brought them."""
+        """Send the packets that precede the rows, unless they came with rows."""
         if stream.lacks_header:
             answer = await spelled(self._session, header_query(self._proven), self._session.internal_query)
             if answer.error is not None:

@@ -8,17 +8,17 @@ are passed on as the server wrote them. A prepared STREAM is prepared on the ser
 The first time, these statements run one after another, each made of what the one before has shown.
 A STREAM that the session has run before is proven in one round trip: its context, the table's
 definition and an UPDATE of no row that names all columns are written together. If the context and
-the definition are those of the time before, so are the meaning of the text and the column packets,
-and the server has granted the rights anew. In any other case what it returned is dropped, and the
-STREAM is proven as if it were the first.
+the definition are those of the time before, so are the meaning of the text and the column packets.
+In any other case what the server returned is dropped, and the STREAM is proven as if it were the
+first.
 
 Each of the three is left out where it shows nothing new:
-- the context, if no statement has run in the session since it was shown, because nothing else changes
-  it. Nor does a STREAM … FOR UPDATE need it that has no condition: the session reads the rows itself,
-  and the server's answer describes them;
+- the context, if no statement has run in the session since it was shown: nothing else changes it. A
+  STREAM … FOR UPDATE as text without a condition does not need it either (`_means_the_same`): the
+  session reads the rows itself, and the server's answer describes them;
 - the definition, if another session reads it meanwhile (proxy.statements.definition_checks);
-- the rights, if they were proven a moment ago (`rights_max_age_s`), as for running streams, and the
-  context is left out.
+- the rights, if the context is left out and they were proven less than half of `rights_max_age_s`
+  ago. Running streams renew them at the same age.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Proof:
     def _wanted(self, session: ClientSession, known: KnownStream, *, definition: bool) -> Wanted:
         """What the session has to show."""
         context = known.header is not None and session.classifier.shown_context != known.context_signature
-        # What has run may be a SET ROLE. A session that reads the rows itself shows that it may.
+        # What has run may be a SET ROLE. If the session reads the rows itself, the server denies them then.
         return Wanted(context, definition, context or self._clock() - known.granted_s > self._rights_renewed_s)
 
     async def _shown(self, session: ClientSession, known: KnownStream, wanted: Wanted) -> bool:
@@ -344,6 +344,7 @@ def _means_the_same(text: bytes, proven: ProvenStream) -> bool:
         proven.statement.locks
         and proven.statement.condition is None
         and not proven.queue.id_pad_chars
+        and proven.queue.id_index.isascii()
         and text.isascii()
         and not (b'"' in text or b"\\" in text)
     )

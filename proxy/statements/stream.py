@@ -95,7 +95,7 @@ class Streaming:
             self._check_locking(session, proven)
         if self._refuses:
             proven = await with_header(session, proven)
-        if self._refuses or not statement.locks:  # Locks are taken in the transaction that the proof has begun.
+        if self._refuses or not statement.locks:  # Locks are taken in the transaction that the proof may have begun.
             await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.
         stream = self._stream(session, proven)

@@ -622,3 +622,16 @@ def test_rights_are_proven_again_when_half_of_the_time_has_passed() -> None:
         assert await asked(known) == [b"SHOW C"]
 
     asyncio.run(asyncio.wait_for(script(), 30))
+
+
+def test_a_stream_for_update_without_rows_that_loses_its_server_before_its_columns_ends_with_an_error() -> None:
+    async def script(known: Known) -> None:
+        (known,) = await locking(known, 1, acks_alike=True)
+        assert await asked_to_lock(known) == [b"SHOW C", b"UPDATE"]
+        answer(known, b"".join(map(framed, (DEFINITION, BEGUN))))
+        assert await known.batch() == [b"SELECT"]
+        known.played.session.server_lost()
+        (packet,) = await known.result()
+        assert parse_err(packet).code == 1053
+
+    play(script)
