@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pymysql.cursors import SSCursor
 
+from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
 from proxy.embedded.server import EmbeddedServer
 from tests.support import insides
 from tests.support.proxies import RunningProxy, running_proxy
@@ -175,6 +176,13 @@ def claim_times(direct: Any) -> list[int]:
     return sorted(row[0] - 3600 * 10**9 for row in rows(direct, "SELECT lease FROM m WHERE lease IS NOT NULL"))
 
 
+def longest_claim_s(proxy: RunningProxy) -> float:
+    """The upper bound of the last bucket of claim durations that is not empty. A burst has the messages of
+    the last claim's duration, so a busy machine has larger ones."""
+    counts = proxy.buckets("claim_duration_seconds")
+    return next(bound for bound, below in counts.items() if below == max(counts.values()))
+
+
 def test_three_proxies_together_keep_the_rate_while_one_is_killed(proxies, running, database) -> None:
     view, _, begin = running
     with proxies[0].connect(database=database) as connection:
@@ -185,10 +193,12 @@ def test_three_proxies_together_keep_the_rate_while_one_is_killed(proxies, runni
     produce(proxies[0], database, 4 * RATE)
     begin()
     eventually(lambda: len(view.acknowledged) > RATE, timeout_s=60)
+    of_killed_s = longest_claim_s(proxies[2])
     proxies[2].kill()
     with connect(proxies[0].server) as direct:
         direct.select_db(database)
         eventually(lambda: len(claim_times(direct)) == 4 * RATE, timeout_s=90)
         times_ns = claim_times(direct)
     busiest = max(sum(at <= other < at + 10**9 for other in times_ns) for at in times_ns)
-    assert busiest <= 1.05 * RATE + 2
+    burst_s = BURST_S + min(CLAIM_MAX_S, max(of_killed_s, *map(longest_claim_s, proxies[:2])))
+    assert busiest <= RATE + max(1, RATE * burst_s)
