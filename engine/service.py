@@ -36,7 +36,7 @@ from engine.model import (
 )
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
 from engine.runtime.follow_up_queues import FollowUpQueues
-from engine.runtime.gathered_acks import GatheredAcks, Reports
+from engine.runtime.gathered_acks import AckResult, GatheredAcks, Reports
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
 from engine.runtime.roster import RosterWatch
@@ -300,28 +300,29 @@ class Engine:
                 self._parts_over(table, keys)
             self._note_indirect_write(name)
 
-    async def acknowledge_gathered(
-        self, table: TableId, value: object, epoch: int | None, origin: Origin
-    ) -> int | None:
+    def gather_ack(
+        self, table: TableId, value: object, epoch: int | None, origin: Origin, answer: Callable[[AckResult], object]
+    ) -> bool:
         """Carry out an ACK of one id on the engine's connection, together with those of other
         clients. `epoch`: of a condition with one.
 
-        The client's session has shown that it may do this on the server `origin`. Returns the
-        affected rows once they are committed and the dispatcher is notified; None if nothing was
-        done, and the ACK has to run in the client's session. Raises AckUnknownError.
+        The client's session has shown that it may do this on the server `origin`. The loop calls
+        `answer` with the affected rows once they are committed and the dispatcher is notified; with
+        AckUnknownError; with None if nothing was done, and the ACK has to run in the client's
+        session. Returns False if nothing is gathered: then `answer` is not called.
         """
         runner = self._runners.get(table)
         if runner is None or self._draining or self._indirect_writes.may_have_trigger(table.name.casefold()):
-            return None
+            return False
         queue = runner.queue
         key = key_of(queue.id_kind, value)
         if not queue.acks_alike or queue.id_kind is not IdKind.INTEGER or not certain_key(queue.id_kind, value):
-            return None
+            return False
         if key is None:
-            return None
+            return False
         if (gathered := self._gathered.get(table)) is None:
             gathered = self._gathered[table] = GatheredAcks(self._executor, Reports(runner.settled, runner.suspected))
-        return await gathered.acknowledge(queue, Ack(key, epoch), origin)
+        return gathered.gather(queue, Ack(key, epoch), origin, answer)
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
         """Messages with these ids (None: unknown ids) may have been given back by their

@@ -1,7 +1,7 @@
 """The store executor: store calls on threads, the server's clock, and background tasks.
 
-The store blocks, so each call runs on a thread, with a connection of its own. A claim may be begun
-before (`begin_claim`). Each result comes back to the event loop's thread. All of the engine's state
+The store blocks, so each call runs on a thread, with a connection of its own. Some may be begun
+before (`begin`). Each result comes back to the event loop's thread. All of the engine's state
 is used on that thread, so it needs no locks.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from engine.dispatch.measures import Durations
-from engine.model import ClaimResult, QueueTable, RowFormat, TableId, Wanted
+from engine.model import QueueTable, TableId
 from engine.runtime.call_threads import CallThreads
 from engine.runtime.locked_tables import LockedTables
 from engine.runtime.server_clock import ServerClock
@@ -168,20 +168,16 @@ class StoreExecutor:
         async with self._locked.turn(table):
             return await self._call(table, method, *args)
 
-    def begin_claim(
-        self,
-        queue: QueueTable,
-        wanted: Sequence[Wanted],
-        row_format: RowFormat | None,
-        budget_bytes: int,
-        slot: int,
-    ) -> Callable[[], Awaitable[ClaimResult]] | None:
-        """Have the server begin a claim now, before a thread is woken for it. Returns what waits for the
-        result, as `call` does for `claim_and_fetch`. None: the claim has to be called."""
+    def begin(
+        self, method: Callable[..., Callable[[], Timed[T]] | None], queue: QueueTable, *args: Any
+    ) -> Callable[[], Awaitable[T]] | None:
+        """Have the server begin a call now, before a thread is woken for it: `begin_claim` or
+        `begin_acks` of the store. Returns what waits for the result, as `call` does. None: it has to be
+        called."""
         if not self._threads.idle or self._locked.contains(queue.id):
             return None
         begun_ns = time.monotonic_ns()
-        finish = self.store.begin_claim(queue, wanted, row_format, budget_bytes, slot)
+        finish = method(queue, *args)
         if finish is None:
             return None
         # It has a connection. It must have a thread at once: those with earlier calls may all wait for connections.

@@ -8,9 +8,10 @@ nothing. So is any ACK while a batch takes long, and for a while after one has f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from engine.model import Key, QueueTable
 from engine.runtime.executor import StoreExecutor
@@ -30,15 +31,22 @@ PAUSE_S: Final = 1.0
 single columns, another server."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+AckResult = int | AckUnknownError | None
+"""The affected rows of an ACK that is committed; None: nothing was done, and its client has to carry it
+out."""
+
+
+BegunAcks = Callable[[], Awaitable[Sequence[int | None]]]
+"""Waits for a batch that the server carries out."""
+
+
+class _Waiting(NamedTuple):
     ack: Ack
     origin: Origin
-    answer: asyncio.Future[int | AckUnknownError | None]
+    answer: Callable[[AckResult], object]
 
-    def give(self, result: int | AckUnknownError | None) -> None:
-        if not self.answer.done():  # The client may be gone.
-            self.answer.set_result(result)
+    def give(self, result: AckResult) -> None:
+        asyncio.get_running_loop().call_soon(self.answer, result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +70,20 @@ class GatheredAcks:
         self._not_before_s = 0.0
         """Nothing is gathered before this time of the loop."""
 
-    async def acknowledge(self, queue: QueueTable, ack: Ack, origin: Origin) -> int | None:
-        """Carry out an ACK with others.
+    def gather(self, queue: QueueTable, ack: Ack, origin: Origin, answer: Callable[[AckResult], object]) -> bool:
+        """Carry out an ACK with others. The loop calls `answer` when its result is known.
 
-        Returns its affected rows once they are committed; None if nothing was done and the client
-        has to carry it out. Raises AckUnknownError. A caller that is cancelled does not withdraw
-        the ACK, as a client that leaves does not withdraw a statement.
+        Returns False if nothing is gathered now: then `answer` is not called. An ACK cannot be
+        withdrawn, as a client that leaves does not withdraw a statement.
         """
         loop = asyncio.get_running_loop()
         if loop.time() < self._not_before_s or len(self._waiting) >= ACKS_MAX:
-            return None
-        waiting = _Waiting(ack, origin, loop.create_future())
-        self._waiting.append(waiting)
+            return False
+        self._waiting.append(_Waiting(ack, origin, answer))
         if not self._under_way:
             self._under_way = True
             loop.call_soon(self._begin, queue)  # Behind all that has arrived in this turn of the loop.
-        result = await waiting.answer
-        if isinstance(result, AckUnknownError):
-            raise AckUnknownError(str(result), code=result.code)
-        return result
+        return True
 
     def _begin(self, queue: QueueTable) -> None:
         """Begin a batch of the ACKs that wait, if there are several for one server."""
@@ -89,34 +92,39 @@ class GatheredAcks:
         batch = [one for one in waiting if one.origin == origin]
         if len(batch) > 1:
             others = [one for one in waiting if one.origin != origin]
-            self._executor.spawn(self._run(queue, batch), f"ACKs {queue.id}")
+            acks = [one.ack for one in batch]
+            begun = self._executor.begin(self._executor.store.begin_acks, queue, acks, origin)
+            self._executor.spawn(self._run(queue, batch, begun), f"ACKs {queue.id}")
         else:
             others = waiting
             self._under_way = False
         for one in others:
             one.give(None)
 
-    async def _run(self, queue: QueueTable, batch: Sequence[_Waiting]) -> None:
+    async def _run(self, queue: QueueTable, batch: Sequence[_Waiting], begun: BegunAcks | None) -> None:
         loop = asyncio.get_running_loop()
         patience = loop.call_later(PATIENCE_S, self._pause)
         try:
-            results = await self._acknowledged(queue, batch)
+            results = await self._acknowledged(queue, batch, begun)
         except BaseException:  # The engine stops, and the store may still commit. Or it is a fault in ackstream.
             self._pause()
             results = [AckUnknownError("ackstream has stopped")] * len(batch)
             raise
         finally:
             patience.cancel()
-            for one, result in zip(batch, results, strict=True):
-                one.give(result)
-            self._begin(queue)
+            try:
+                self._begin(queue)  # First: the answers take longer than the server needs for the next batch.
+            finally:
+                for one, result in zip(batch, results, strict=True):
+                    one.give(result)
 
     async def _acknowledged(
-        self, queue: QueueTable, batch: Sequence[_Waiting]
-    ) -> Sequence[int | AckUnknownError | None]:
+        self, queue: QueueTable, batch: Sequence[_Waiting], begun: BegunAcks | None
+    ) -> Sequence[AckResult]:
         acks, store, counters = [one.ack for one in batch], self._executor.store, self._executor.counters
         try:
-            counts = await self._executor.call(store.acknowledge_all, queue, acks, batch[0].origin)
+            call = begun or partial(self._executor.call, store.acknowledge_all, queue, acks, batch[0].origin)
+            counts = await call()
         except AckUnknownError as error:
             self._pause()
             self._executor.report(f"acks of {queue.id}", error)

@@ -239,8 +239,18 @@ class StoreConnection:
         With `keep_last`, the rows of the last statement are passed to it one by one, and not held.
         The first statement that fails ends them all. Raises StoreError.
         """
-        self._read_before(self._write(statements, context))
-        return [*(self.result() for _ in statements[:-1]), self.result(keep_last)]
+        return list(self.results(self.begin(statements, context), keep_last))
+
+    def begin(self, statements: Sequence[str], context: SessionContext = OWN_CONTEXT) -> Begun:
+        """Send statements in one packet, in this context. `results` reads the replies. Raises StoreError."""
+        return self._write(statements, context)
+
+    def results(self, begun: Begun, keep_last: Callable[[bytes], None] | None = None) -> Iterator[Result]:
+        """The result of each statement that `begin` has sent, as it comes. Raises StoreError at the first
+        that failed: those behind it did not run."""
+        self._read_before(begun)
+        for behind in reversed(range(begun.statements)):
+            yield self.result(None if behind else keep_last)
 
     def send_with_command(
         self, statements: Sequence[str], context: SessionContext, command: int, payload: bytes

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine.dispatch.semaphore_places import needs_of
 from engine.model import (
@@ -268,7 +268,10 @@ class MemoryStore:
         with_rows = self._with_rows(table, result.claims, result.limits, row_format, budget_bytes)
         return Timed(with_rows.value._replace(waiting=result.waiting), with_rows.now_ns)
 
-    def begin_claim(self, *_claim: object) -> None:
+    def begin_acks(self, *_acks: object) -> Any:
+        """Nothing can be begun."""
+
+    def begin_claim(self, *_claim: object) -> Any:
         """Nothing is gained by beginning it."""
 
     def _with_rows(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -51,7 +50,8 @@ from engine.model import (
 )
 from engine.packets import text_values
 from engine.quoting import quoted, text_literal
-from engine.store.acks import Ack, shares
+from engine.store.acknowledging import AckBatch
+from engine.store.acks import Ack
 from engine.store.batches import Batches
 from engine.store.claim_limits import ClaimLimits
 from engine.store.claiming import Claim, ClaimOfOne, FetchOf
@@ -69,7 +69,7 @@ from engine.store.information_schema import facts_of, listing, now_ns, table_fac
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
 from engine.store.pool import Pool
-from engine.store.port import AckUnknownError, Described, Listing, Origin, Roster, StoreError, Timed
+from engine.store.port import Described, Listing, Origin, Roster, StoreError, Timed
 from engine.store.privileges import Rights, read_grants
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
@@ -410,35 +410,28 @@ class MySQLStore:
 
     def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
         """Carry out ACKs of clients in one transaction. Returns the affected rows of each."""
-        sql = TableStatements(table)
-        locks = sql.for_ids("ack_lock", {ack.key: None for ack in acks})
         with self._pool.connection() as connection:
             if connection.server is None:
                 (name,) = connection.run([statement("server_name")])
                 connection.server = self._server_of(connection, name)
             if connection.server != origin:
                 raise StoreError("the client is connected to another server than the engine")
-            now, _, *locked = connection.run([statement("now"), statement("begin"), *locks])
-            counts, keys = shares(acks, (_id_and_epoch(sql, row) for result in locked for row in result.rows))
-            try:
-                connection.run([*sql.for_ids("ack_update", keys), statement("commit")])
-            except StoreError as error:
-                self._surely_undone(connection, sql, keys, error)
-                raise
-        return Timed(counts, now_ns(now))
+            return AckBatch(table, acks).run(connection)
 
-    @staticmethod
-    def _surely_undone(
-        connection: StoreConnection, sql: TableStatements, keys: Sequence[Key], error: StoreError
-    ) -> None:
-        """Raise AckUnknownError unless the rows show that the transaction that failed has not
-        acknowledged any of `keys`."""
-        with suppress(StoreError):
-            if not connection.broken:
-                _, *found = connection.run([statement("rollback"), *sql.for_ids("lookup", keys)])
-                if {entry.key for entry in entries_of(sql, *found)} == set(keys):
-                    return
-        raise AckUnknownError(str(error), code=error.code) from error
+    def begin_acks(
+        self, table: QueueTable, acks: Sequence[Ack], origin: Origin
+    ) -> Callable[[], Timed[Sequence[int | None]]] | None:
+        """Send the packet of ACKs, if it is short and a connection is ready."""
+        batch = AckBatch(table, acks)
+        if not batch.is_short or (connection := self._pool.ready(origin)) is None:
+            return None
+        batch.send(connection)
+
+        def finish() -> Timed[Sequence[int | None]]:
+            with self._pool.lent(connection):
+                return batch.run(connection)
+
+        return finish
 
     def check_batches(self, table: QueueTable, check: BatchCheck) -> Timed[BatchesChecked]:
         """Compare follow-ups with their batches: fire what is done, set aside what waits."""
@@ -587,12 +580,6 @@ def _still_ours(entries: Sequence[Entry], returns: Sequence[Return]) -> list[Ret
         for claim in returns
         if (entry := found.get(claim.key)) and (entry.epoch, entry.due_ns) == (claim.epoch, claim.deadline_ns)
     ]
-
-
-def _id_and_epoch(sql: TableStatements, row: bytes) -> tuple[Key, int | None]:
-    raw, epoch = text_values(row)
-    assert raw is not None
-    return sql.key(raw), None if epoch is None else int(epoch)
 
 
 def _is_deadlock(error: BaseException) -> bool:

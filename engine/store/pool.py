@@ -16,7 +16,7 @@ from typing import Final
 
 from engine.store.connection import OWN_CONTEXT, SessionContext, StoreConnection
 from engine.store.own_writes import OwnWrites
-from engine.store.port import StoreError
+from engine.store.port import Origin, StoreError
 from engine.store.pymysql_adapter import CR
 from engine.store.queries import statement
 from engine.store.reach import Reach
@@ -67,9 +67,9 @@ class Pool:
             self._own_writes.check(connection)
             yield connection
 
-    def ready(self) -> StoreConnection | None:
-        """Take a connection that can be used without waiting for anything; None if there is none. The
-        caller uses it with `lent`, unless the pool is closed."""
+    def ready(self, server: Origin | None = None) -> StoreConnection | None:
+        """Take a connection that can be used without waiting for anything; None if there is none. With
+        `server`, it is known to lead to that one. The caller uses it with `lent`, unless the pool is closed."""
         try:
             self._check()
         except StoreError:
@@ -78,6 +78,8 @@ class Pool:
             if self._closed or not self._idle:
                 return None
             connection = self._idle[-1]
+            if server is not None and connection.server != server:
+                return None
             if not (self._own_writes.checked(connection) and connection.ready()):
                 return None
             self._busy.add(self._idle.pop())

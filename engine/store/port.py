@@ -1,6 +1,7 @@
 """The port between the engine and a database.
 
-Each method is one transaction or one read. It may be called from any thread. All but `begin_claim`
+Each method is one transaction or one read. It may be called from any thread. All but `begin_claim` and
+`begin_acks`
 block. Each result includes the server's clock at the time of the statement, because the engine never uses its
 own clock for due times. `MySQLStore` is the real implementation, `MemoryStore` the one for tests.
 One suite, tests/contract, tests both.
@@ -245,6 +246,12 @@ class Store(Protocol):
         none was carried out; that includes a store that is not known to be connected to the server
         `origin`, and with a server that is read-only all are left out.
         """
+
+    def begin_acks(
+        self, table: QueueTable, acks: Sequence[Ack], origin: Origin
+    ) -> Callable[[], Timed[Sequence[int | None]]] | None:
+        """Begin `acknowledge_all` without waiting for anything, as `begin_claim` does. None: it cannot be
+        begun so, and nothing was done. Raises nothing."""
 
     def check_batches(self, table: QueueTable, check: BatchCheck) -> Timed[BatchesChecked]:
         """Compare follow-ups with their batches, in a table with a column for these. Those that wait and

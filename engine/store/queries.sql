@@ -520,6 +520,15 @@ WHERE id IN ($ids) AND time_acked IS NULL AND @@GLOBAL.read_only IN ('0', 'OFF')
 ORDER BY id
 FOR UPDATE SKIP LOCKED
 
+-- name: ack_lock_all
+-- The same if nobody else has locked one of them. Else this fails at once, and the statements behind it
+-- in the packet do not run.
+SELECT /* ackstream ack */ $id, epoch
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL
+ORDER BY id
+FOR UPDATE NOWAIT
+
 -- name: ack_update
 -- Acknowledges locked messages as a client's ACK does.
 UPDATE /* ackstream ack */ $table FORCE INDEX ($id_index)

@@ -87,6 +87,7 @@ class Proxy:
         self.statement_memory = StatementMemory(settings.statement_bytes_max)
         self._statements = Statements(engine, settings, lambda: self.sessions, others)
         self.carry_out = self._statements.carry_out
+        self.begin_ack = self._statements.begin_ack
         self.own = self._statements.own
 
     # Life.

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from engine.model import Policy, QueueTable, Return, TableId
 from engine.runtime.executor import EngineSettings
+from engine.runtime.gathered_acks import AckResult
 from engine.runtime.table_runner import TableRunner
 from engine.service import NO_IDS, Engine
 from engine.store.mysql import MySQLStore
@@ -218,14 +219,17 @@ class SharedEngine(Engine):
         super().acknowledged(table, values, certain=certain)
         self._notify_unless_logged(messages.Acknowledged(table, values))
 
-    async def acknowledge_gathered(
-        self, table: TableId, value: object, epoch: int | None, origin: Origin
-    ) -> int | None:
+    def gather_ack(
+        self, table: TableId, value: object, epoch: int | None, origin: Origin, answer: Callable[[AckResult], object]
+    ) -> bool:
         """As Engine's."""
-        affected = await super().acknowledge_gathered(table, value, epoch, origin)
-        if affected:
-            self._notify_unless_logged(messages.Acknowledged(table, [value]))
-        return affected
+
+        def acknowledged(result: AckResult) -> None:
+            if isinstance(result, int) and result:
+                self._notify_unless_logged(messages.Acknowledged(table, [value]))
+            answer(result)
+
+        return super().gather_ack(table, value, epoch, origin, acknowledged)
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
         """As Engine's."""

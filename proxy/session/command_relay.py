@@ -24,7 +24,7 @@ from proxy.session.command_classifier import (
 )
 from proxy.session.commit_notices import PendingCommand
 from proxy.session.connections import Connections
-from proxy.session.own_acks import OwnAcks
+from proxy.session.own_acks import KnownAck, OwnAcks
 from proxy.session.rephrasing import Rephrase
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.traffic import Traffic
@@ -33,9 +33,13 @@ from proxy.settings import Settings
 from proxy.wire.commands import COM_CHANGE_USER, SILENT
 from proxy.wire.fields import PacketTooLarge
 from proxy.wire.framing import Command, CommandFramer, Dropped, Event
+from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import ServerError
+from proxy.wire.params import query_text
 from proxy.wire.walker import ResponseWalker
 from sqlrewrite.classify import QUEUE_STATEMENT_VERBS, Verb
+
+QUERY = bytes([Commands.COM_QUERY])
 
 
 class RelayingSession(Protocol):
@@ -43,6 +47,10 @@ class RelayingSession(Protocol):
 
     def begin_statement(self, verb: Verb, payload: bytes) -> None:
         """Carry out a queue statement; `CommandRelay.statement_over` follows."""
+
+    def begin_ack(self, ack: KnownAck, payload: bytes) -> bool:
+        """Carry out an ACK together with those of other clients; `CommandRelay.statement_over`
+        follows. Returns False if that cannot be done, and nothing follows."""
 
     def begin_catch_up(self, statement: bytes) -> None:
         """Run a statement whose answer the client does not see; `CommandRelay.statement_over`
@@ -97,14 +105,13 @@ class CommandRelay:
     def feed(self, data: bytes) -> None:
         """Bytes from the client. Raises WireError if the connection has to end."""
         at_rest = not self._statement_bytes and not self.withheld and self._authentication.change_user is None
-        at_rest &= self._own_acks.catch_up is None
-        if (
-            at_rest
-            and self._framer.is_command(data)
-            and (pending := self._classifier.classify_fast(data)) is not NOT_FAST
-        ):
-            self._forward(data[HEADER], pending, data)
-            return
+        if at_rest and self._framer.is_command(data):
+            if self._own_acks.knows_texts and self._begin_ack(data[HEADER:]):
+                return
+            catches_up = self._own_acks.catch_up is not None
+            if not catches_up and (pending := self._classifier.classify_fast(data)) is not NOT_FAST:
+                self._forward(data[HEADER], pending, data)
+                return
         for event in self._framer.feed(data):
             self._pass_or_withhold(event)
         self._report_memory()
@@ -179,6 +186,8 @@ class CommandRelay:
         login = self._authentication.info
         if event.byte == COM_CHANGE_USER and login is not None and login.dialogue.translates:
             return self._begin_change_of_user(event, login)
+        if self._own_acks.knows_texts and event.whole and self._begin_ack(event.payload):
+            return True
         if self._classifier.preparing and event.byte in ABOUT_STATEMENTS:
             return False  # It may be about the statement whose number the server has not returned yet.
         if event.byte in SILENT and len(event.data) - HEADER < SILENT[event.byte]:
@@ -219,6 +228,20 @@ class CommandRelay:
             raise PacketTooLarge("a statement of ackstream's is too long to be sent ahead")
         self._statement_bytes = len(command.data)
         self._session.begin_statement(verb, command.payload)
+        return True
+
+    def _begin_ack(self, payload: bytes) -> bool:
+        """Begin an ACK whose text is known, if it may be carried out together with those of other clients."""
+        if payload[:1] != QUERY or self._classifier.next_transaction_is_set or not self.walker.idle:
+            return False
+        try:
+            text = query_text(payload, attributes=self._classifier.attributes)
+        except WireError:
+            return False
+        ack = self._own_acks.known(text, self._classifier.known_db)
+        if ack is None or not self._session.begin_ack(ack, payload):
+            return False
+        self._statement_bytes = len(payload)
         return True
 
     def _begin_change_of_user(self, command: Command, login: LoggedIn) -> bool:

@@ -123,6 +123,11 @@ class OwnAcks:
                 self._texts.clear()
             self._texts[split[0], split[2]] = form, db
 
+    @property
+    def knows_texts(self) -> bool:
+        """Whether `known` may know a text."""
+        return bool(self._texts)
+
     def known(self, text: bytes, db: str | None) -> KnownAck | None:
         """What the text means under this default database (None: it is not known), if it differs
         from one that was read by its id alone."""

@@ -16,7 +16,7 @@ from proxy.session.answers import Answer, Answers, OnPayloads
 from proxy.session.command_classifier import CommandClassifier
 from proxy.session.commit_notices import CommitNotices, PendingCommand
 from proxy.session.known_streams import KnownStreams
-from proxy.session.own_acks import OwnAcks
+from proxy.session.own_acks import KnownAck, OwnAcks
 from proxy.session.rephrasing import Rephrase
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import Stream
@@ -141,6 +141,10 @@ class SessionHost(Protocol[Hosted_contra]):
     @property
     def carry_out(self) -> Callable[[Hosted_contra, Verb, bytes], Coroutine[Any, Any, None]]:
         """Carries out a withheld queue statement and answers the client."""
+
+    @property
+    def begin_ack(self) -> Callable[[Hosted_contra, KnownAck, Callable[[bool], object]], bool]:
+        """Begins to carry out an ACK together with those of other clients (Acknowledgement.begin)."""
 
     def session_begun(self, session: Hosted_contra) -> None:
         """A client has connected: open its backing connection."""

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.packets import WireError, frame
@@ -34,6 +35,7 @@ from proxy.session.command_relay import CommandRelay
 from proxy.session.commit_notices import CommitNotices, Killed, PendingCommand, Preparing, Settled
 from proxy.session.connections import Connections
 from proxy.session.known_streams import KnownStreams
+from proxy.session.own_acks import KnownAck
 from proxy.session.rephrasing import Rephrase, Rephrasing
 from proxy.session.stream import INTERRUPTED, SERVER_LOST, Stream, unforeseen
 from proxy.transport.proxy_protocol import announcement
@@ -93,6 +95,8 @@ class Session:
         )
         self._walker: ResponseWalker[PendingCommand]
         self._task: asyncio.Task[None] | None = None
+        self._acknowledging = False
+        """Whether an ACK is carried out together with those of other clients, without a task."""
         self._internal_answers: InternalQueries | None = None
         self._rephrasing: Rephrasing | None = None
         """Follows the answer under way if its error is to be put into other words."""
@@ -103,7 +107,9 @@ class Session:
         """Ends a login that takes too long, or a server's last statement for a client that is gone."""
 
     def __repr__(self) -> str:
-        phase = "login" if self.logging_in else "stream" if self.stream else "statement" if self._task else "relay"
+        phase = (
+            "login" if self.logging_in else "stream" if self.stream else "statement" if self._carrying_out else "relay"
+        )
         return f"<Session {self.number} id={self.connection_id} {phase}>"
 
     @property
@@ -165,7 +171,12 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether the connection can be closed without aborting anything."""
-        return not self.logging_in and self._task is None and self._walker.idle and not self.in_transaction
+        return not self.logging_in and not self._carrying_out and self._walker.idle and not self.in_transaction
+
+    @property
+    def _carrying_out(self) -> bool:
+        """Whether a statement of the client's is carried out here, not by the server."""
+        return self._task is not None or self._acknowledging
 
     # The client connection.
 
@@ -280,7 +291,7 @@ class Session:
         elif self._farewell is not None:
             if self._walker.idle:
                 self.hang_up(self._farewell)
-        elif (self._relay.withheld or self._connections.client_is_held) and self._task is None:
+        elif (self._relay.withheld or self._connections.client_is_held) and not self._carrying_out:
             self._relay.resume()
 
     def _send_rephrased(
@@ -294,7 +305,7 @@ class Session:
         log.warning(
             "%r: the server's answer cannot be followed: %s", self, error, extra={"event": "answer.not_followed"}
         )
-        if self._task is not None:  # The client has received nothing of the answer.
+        if self._carrying_out:  # The client has received nothing of the answer.
             self.hang_up(ServerError(error.code, error.sqlstate, f"ackstream cannot follow the server: {error}"))
         self.client.close()
 
@@ -326,7 +337,7 @@ class Session:
             self._internal_answers.answered.set_exception(ConnectionResetError("the server closed the connection"))
         if self.stream is not None:
             self.stream.abort(SERVER_LOST)
-        elif self._task is None and not ((login := self._authentication.login) is not None and login.waiting):
+        elif not self._carrying_out and not ((login := self._authentication.login) is not None and login.waiting):
             self.client.close()
 
     def server_full(self) -> None:
@@ -374,7 +385,7 @@ class Session:
         elif self.stream is not None:
             self.stream.abort(error)
             self.stream.close(self.capabilities, self.status)
-        elif self._task is None and not self._walker.idle and self._connections.server_ready:
+        elif not self._carrying_out and not self._walker.idle and self._connections.server_ready:
             self._farewell = error  # An error cannot stand in the middle of an answer.
             return
         else:
@@ -508,14 +519,35 @@ class Session:
     def begin_statement(self, verb: Verb, payload: bytes) -> None:
         """Carry out a queue statement of the client's. The server owes no answer."""
         self._traffic.queue_statements[verb] += 1
+        self.interrupted = None
         self._begin_task(self.proxy.carry_out(self, verb, payload), verb.name)
+
+    def begin_ack(self, ack: KnownAck, payload: bytes) -> bool:
+        """Carry out an ACK of the client's together with those of other clients. The server owes no answer.
+        Returns False, and does nothing, if that cannot be done."""
+        self.interrupted = None
+        self._acknowledging = self.proxy.begin_ack(self, ack, partial(self._ack_over, payload))
+        if self._acknowledging:
+            self._traffic.queue_statements[Verb.ACK] += 1
+        return self._acknowledging
+
+    def _ack_over(self, payload: bytes, done: bool) -> None:  # noqa: FBT001
+        """An ACK is answered; or nothing was done, and it has to be carried out here."""
+        self._acknowledging = False
+        if done or self._gone:
+            self._statement_over()
+        elif self.in_step:
+            self._begin_task(self.proxy.carry_out(self, Verb.ACK, payload), Verb.ACK.name)
+        else:
+            self.send_error(SERVER_LOST)
+            self.client.close()
 
     def begin_catch_up(self, statement: bytes) -> None:
         """Run a statement on the backing connection before the client's next command."""
+        self.interrupted = None
         self._begin_task(self._catch_up(statement), "catching up")
 
     def _begin_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self.interrupted = None
         self._task = asyncio.get_running_loop().create_task(work, name=f"session {self.number}: {name}")
         self._task.add_done_callback(self._queue_statement_done)
 
@@ -528,16 +560,26 @@ class Session:
     def _queue_statement_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self.stream = None
-        self._relay.statement_over()
-        if task.cancelled() or self._closed or self.client.is_closing():
-            return
-        error = task.exception()
+        error = None if task.cancelled() or self._gone else task.exception()
         if isinstance(error, WireError):
             self._cannot_follow(error)
         elif error is not None and not isinstance(error, ConnectionError):
             log.error("%r: a statement failed", self, exc_info=error, extra={"event": "statement.fault"})
-        if error is not None or not self._connections.server_ready:
+        if error is not None:
+            self.client.close()
+        self._statement_over()
+
+    def _statement_over(self) -> None:
+        """Continue with what the client has sent meanwhile."""
+        self._relay.statement_over()
+        if self._gone:
+            return
+        if not self._connections.server_ready:
             self.client.close()
             return
         self._connections.stream_over()
         self._relay.resume()
+
+    @property
+    def _gone(self) -> bool:
+        return self._closed or self.client.is_closing()

@@ -12,24 +12,26 @@ one of the same form (OwnAcks), and has run nothing that could make another one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from engine.model import SettleColumns, TableId
-from engine.packets import WireError
+from engine.packets import WireError, frame
 from engine.quoting import qualified, quoted
+from engine.runtime.gathered_acks import AckResult
 from engine.service import Engine
-from engine.store.port import AckUnknownError
 from proxy.session.commit_notices import DIGITS_MAX, PreparedSettle, Preparing, Settled, settled
 from proxy.session.internal_queries import read_context
-from proxy.session.own_acks import AckForm
+from proxy.session.own_acks import AckAnswers, AckForm, KnownAck
 from proxy.session.queries import sql
 from proxy.session.rephrasing import Rephrase
 from proxy.statements.long_statements import in_steps
 from proxy.statements.tables import known_table_id, refused_as_client
 from proxy.wire.commands import COM_STMT_PREPARE
-from proxy.wire.packets import AUTOCOMMIT, ServerError
+from proxy.wire.packets import AUTOCOMMIT, ServerError, make_err
 from proxy.wire.params import make_query
 from sqlrewrite.ack import LeaseColumn, ReasonColumns, SettleStatement, settle_steps
 from sqlrewrite.classify import Verb
@@ -69,15 +71,12 @@ class Acknowledgement:
     async def query(self, session: ClientSession, text: bytes) -> None:
         """A statement as text."""
         alone = self._gather and not session.in_transaction and bool(session.status & AUTOCOMMIT)
-        known = session.own_acks.known(text, session.classifier.known_db) if alone else None
-        if known is not None:
-            alike = Settled(Verb.ACK, known.form.table, (known.key,), certain=True, form=known.form)
-            if await self._gathered(session, alike):
-                return
+        known = alone and session.own_acks.known(text, session.classifier.known_db) is not None
         statement, table, update = await self._read(session, text)
         form = await self._form(session, statement, table, binary=False) if alone else None
         pending = settled(statement, table, form, may_be_hidden=session.classifier.may_be_hidden(table))
-        if known is not None or not await self._gathered(session, pending, _epoch(statement, ())):
+        # A known text was not gathered: else `begin` would have carried it out.
+        if known or not await self._gathered(session, pending, _epoch(statement, ())):
             query = make_query(update, attributes=session.classifier.attributes)
             session.forward(query, pending, _about_own_text(session, statement, text, update))
         if form is not None:
@@ -128,28 +127,39 @@ class Acknowledgement:
             await read_context(session)
         return AckForm(table, statement.epoch is not None, binary)
 
+    def begin(self, session: ClientSession, ack: KnownAck, over: Callable[[bool], object]) -> bool:
+        """Carry out an ACK of a known text together with those of other clients, and answer it.
+
+        The server owes no answer. The loop calls `over` afterwards; with False if nothing was done, and
+        the session has to carry it out. Returns False if that is known at once: then `over` is not called.
+        """
+        return self._begin(session, ack.form, ack.key, None, over)
+
     async def _gathered(self, session: ClientSession, pending: Settled, epoch: int | None = None) -> bool:
-        """Carry out an ACK together with those of other clients, and answer it. Returns False, and
-        does nothing, if the session has to carry it out. `epoch`: that in its condition."""
-        if pending.form is None or not session.classifier.updates_alike or session.in_transaction:
+        """The same for an ACK that was read. Returns whether it is answered. `epoch`: that in its
+        condition."""
+        form = pending.form
+        if form is None or pending.values is None or (epoch is None and form.fenced):
+            return False  # The last: it is no usual number.
+        over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if not self._begin(session, form, pending.values[0], epoch, partial(_set, over)):
             return False
-        answers = session.own_acks.answers(pending.form, session.status)
-        if answers is None or pending.values is None:
+        if await over:
+            return True
+        session.check_interrupted()
+        if not session.in_step:
+            raise ConnectionResetError("the server closed the connection")
+        return False
+
+    def _begin(
+        self, session: ClientSession, form: AckForm, value: object, epoch: int | None, over: Callable[[bool], object]
+    ) -> bool:
+        alike = session.classifier.updates_alike and not session.in_transaction
+        answers = session.own_acks.answers(form, session.status) if alike else None
+        if answers is None:
             return False
-        if epoch is None and pending.form.fenced:
-            return False  # It is no usual number.
-        try:
-            count = await self._engine.acknowledge_gathered(pending.table, pending.values[0], epoch, session.origin)
-        except AckUnknownError as error:
-            raise ServerError(1105, "HY000", OUTCOME_UNKNOWN.format(error)) from error
-        if count is None:
-            session.check_interrupted()
-            if not session.in_step:
-                raise ConnectionResetError("the server closed the connection")
-            return False
-        session.own_acks.catch_up = _leaving(count, pending.table)
-        session.send(answers.of(count))
-        return True
+        answer = partial(_answer, session, form.table, answers, over)
+        return self._engine.gather_ack(form.table, value, epoch, session.origin, answer)
 
     async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId, bytes]:
         """The statement, its table, which is a queue, and its UPDATE. Raises SqlError, Refused,
@@ -172,6 +182,24 @@ class Acknowledgement:
         lease = None if columns.lease is None else LeaseColumn(quoted(columns.lease).encode(), counted=columns.counted)
         update = statement.update(lease, reason, by_primary_key=columns.by_primary_key, ack_mark=columns.ack_mark)
         return statement, columns.table, update
+
+
+def _answer(
+    session: ClientSession, table: TableId, answers: AckAnswers, over: Callable[[bool], object], result: AckResult
+) -> None:
+    """Answer an ACK that was gathered, unless nothing was done."""
+    if isinstance(result, int):
+        session.own_acks.catch_up = _leaving(result, table)
+        session.send(answers.of(result))
+    elif result is not None:
+        error = ServerError(1105, "HY000", OUTCOME_UNKNOWN.format(result))
+        session.send(frame(make_err(error.code, error.sqlstate, error.message), 1))
+    over(result is not None)
+
+
+def _set(future: asyncio.Future[bool], result: bool) -> None:  # noqa: FBT001
+    if not future.done():  # The client may be gone.
+        future.set_result(result)
 
 
 def _about_own_text(session: ClientSession, statement: SettleStatement, text: bytes, update: bytes) -> Rephrase | None:

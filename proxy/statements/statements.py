@@ -69,6 +69,7 @@ class Statements:
             Proxies(engine, settings, others),
             MessageGroups(engine),
         )
+        self.begin_ack = self._acknowledgement.begin
         self.own = showing.own
         self._queue_statements = QueueStatements(engine, showing, self._reader)
 

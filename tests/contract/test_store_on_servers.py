@@ -912,8 +912,9 @@ def test_variables_set_by_a_tables_triggers_affect_no_other_statement(server: Em
 
 class TestAcknowledgeAll:
     ACKS = (Ack(1), Ack(2))
-    COMMIT = 3
-    """The number of the packet with the UPDATE and the COMMIT, behind the server's name and the locks."""
+    COMMITS = (((Ack(1), Ack(2)), 2), ((Ack(1, 0), Ack(2)), 3))
+    """ACKs, and the number of the packet with the UPDATE and the COMMIT. The server's name is read before, and
+    with epochs the locks."""
 
     def live(self, subject: ServerSubject) -> int:
         return len(subject.execute("SELECT id FROM messages WHERE time_acked IS NULL"))
@@ -933,22 +934,23 @@ class TestAcknowledgeAll:
             assert subject.store.acknowledge_all(subject.table, acks, subject.origin).value == (0, 1)
 
     @pytest.mark.parametrize("committed", [False, True])
+    @pytest.mark.parametrize(("acks", "commit"), COMMITS)
     def test_a_connection_that_breaks_at_the_commit_leaves_the_outcome_unknown(
-        self, subject: ServerSubject, *, committed: bool
+        self, subject: ServerSubject, acks: Sequence[Ack], commit: int, *, committed: bool
     ) -> None:
         insert(subject, 1, 2)
 
         def break_before(at: int, connection: StoreConnection) -> None:
-            if at == self.COMMIT and not committed:
+            if at == commit and not committed:
                 connection.abort()
 
         def break_after(at: int, connection: StoreConnection) -> None:
-            if at == self.COMMIT:
+            if at == commit:
                 connection.broken = True
                 raise StoreError("the answer is lost", code=2013)
 
         with interrupted_store(subject, break_before, break_after) as store, pytest.raises(AckUnknownError):
-            store.acknowledge_all(subject.table, self.ACKS, subject.origin)
+            store.acknowledge_all(subject.table, acks, subject.origin)
         assert eventually(lambda: self.live(subject) == (0 if committed else 2))
 
     def test_an_update_that_the_server_refuses_is_certainly_undone(self, subject: ServerSubject) -> None:

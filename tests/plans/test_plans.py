@@ -38,6 +38,7 @@ from engine.store.acks import Ack
 from engine.store.connection import (
     OWN_CONTEXT,
     BackendAddress,
+    Begun,
     ConnectionLimits,
     Result,
     SessionContext,
@@ -80,6 +81,7 @@ MEASURED = {
     "claim_update_one",
     "limit_count",
     "ack_lock",
+    "ack_lock_all",
     "ack_update",
     "fetch",
     "lookup",
@@ -174,28 +176,33 @@ class MeasuringConnection(StoreConnection):
 
     def __init__(self, address: BackendAddress, meter: Meter) -> None:
         self._meter: Meter | None = None
+        self._begun: tuple[Sequence[str], SessionContext] = (), OWN_CONTEXT
         super().__init__(address, ConnectionLimits())
         self._meter = meter
 
-    def run(
-        self,
-        statements: Sequence[str],
-        context: SessionContext = OWN_CONTEXT,
-        keep_last: Callable[[bytes], None] | None = None,
-    ) -> list[Result]:
+    def begin(self, statements: Sequence[str], context: SessionContext = OWN_CONTEXT) -> Begun:
         if self._meter is None:
-            return super().run(statements, context)
-        return [
-            self._measured(text, context, keep_last if at == len(statements) - 1 else None)
-            for at, text in enumerate(statements)
-        ]
+            return super().begin(statements, context)
+        self._begun = statements, context
+        return Begun(len(statements), None, checked=False)
+
+    def results(self, begun: Begun, keep_last: Callable[[bytes], None] | None = None) -> Iterator[Result]:
+        if self._meter is None:
+            yield from super().results(begun, keep_last)
+            return
+        statements, context = self._begun
+        for at, text in enumerate(statements):
+            yield self._measured(text, context, keep_last if at == len(statements) - 1 else None)
+
+    def _result(self, text: str, context: SessionContext = OWN_CONTEXT) -> Result:
+        return next(super().results(super().begin([text], context)))
 
     def _measured(self, text: str, context: SessionContext, keep: Callable[[bytes], None] | None) -> Result:
         if "/* ackstream" not in text or "/* ackstream catalog" in text:
-            return super().run([text], context)[0]
+            return self._result(text, context)
         plan = self._explained(text)
         before = self._read_so_far()
-        (result,) = super().run([text], context)
+        result = self._result(text, context)
         read = self._read_so_far() - before - self._reading_costs()
         assert self._meter is not None
         self._meter.statements.append(Measured(text, plan, len(result.rows) or result.affected, read))
@@ -205,14 +212,14 @@ class MeasuringConnection(StoreConnection):
 
     def _explained(self, text: str) -> dict[str, str]:
         names = ("id", "select", "table", "partitions", "type", "possible", "key", "key_len", "ref", "rows", "Extra")
-        (result,) = super().run([f"EXPLAIN /*!80000 FORMAT=TRADITIONAL */ /*M! PARTITIONS */ {text}"])
+        result = self._result(f"EXPLAIN /*!80000 FORMAT=TRADITIONAL */ /*M! PARTITIONS */ {text}")
         values = [(value or b"").decode() for value in text_values(result.rows[-1])]  # Of INSERT … SELECT, the latter.
         if len(values) > len(names):  # MySQL also shows what is filtered.
             del values[10]
         return dict(zip(names, values, strict=True))
 
     def _read_so_far(self) -> int:
-        (result,) = super().run(["SHOW SESSION STATUS LIKE 'Handler_read%'"])
+        result = self._result("SHOW SESSION STATUS LIKE 'Handler_read%'")
         return sum(int(value or b"0") for _, value in map(text_values, result.rows))
 
     def _reading_costs(self) -> int:
@@ -380,10 +387,11 @@ class TestByKey:
         if not binary:  # A prepared statement has the same text, and cannot be measured in pieces.
             frugal(bench.meter.take(), **by_id(bench))
 
+    @pytest.mark.parametrize("fenced", [False, True])
     def test_acknowledging_reads_each_row_once_to_lock_it_and_once_to_change_it(
-        self, bench: Bench, due: list[Wanted]
+        self, bench: Bench, due: list[Wanted], *, fenced: bool
     ) -> None:
-        acks = [Ack(want.key) for want in due]
+        acks = [Ack(want.key, want.epoch if fenced else None) for want in due]
         counts = bench.store.acknowledge_all(bench.table, acks, bench.subject.origin).value
         assert counts == (1,) * len(due)
         lock, *updates = bench.meter.take()

@@ -13,7 +13,7 @@ import pytest
 
 from engine.model import NS_PER_S, WAITING_NS, BatchCheck, BatchesChecked, FollowUpPlace, Wanted
 from engine.packets import text_values
-from engine.store.connection import BackendAddress, StoreConnection
+from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
 from tests.plans.test_plans import SLACK, Bench, MeasuringConnection, Meter
@@ -43,7 +43,7 @@ class WholePlans(MeasuringConnection):
     """Explains all parts of a statement, its subqueries too."""
 
     def _explained(self, text: str) -> dict[str, str]:
-        (result,) = StoreConnection.run(self, [f"EXPLAIN /*!80000 FORMAT=TRADITIONAL */ {text}"])
+        result = self._result(f"EXPLAIN /*!80000 FORMAT=TRADITIONAL */ {text}")
         lines = [[(value or b"").decode() for value in text_values(row)] for row in result.rows]
         return {"all": "\n".join(" | ".join(line) for line in lines)}
 

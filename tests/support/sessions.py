@@ -95,6 +95,7 @@ class FakeProxy:
         self.tls: Any = self
         self.policy = TlsPolicy(offered=False)
         self.carry_out = carry_out
+        self.begin_ack = lambda *_: False
         self.statement_memory = StatementMemory(self.settings.statement_bytes_max)
         self.traffic = Traffic()
 

@@ -34,6 +34,7 @@ from engine.store.connection import (
     COM_RESET_CONNECTION,
     OWN_CONTEXT,
     BackendAddress,
+    Begun,
     ConnectionLimits,
     Result,
     SessionContext,
@@ -433,19 +434,16 @@ class Interrupted(StoreConnection):
         super().__init__(address, ConnectionLimits())
         self._before, self._after = before, after
 
-    def run(
-        self,
-        statements: Sequence[str],
-        context: SessionContext = OWN_CONTEXT,
-        keep_last: Callable[[bytes], None] | None = None,
-    ) -> list[Result]:
-        if self._before is None:
-            return super().run(statements, context, keep_last)
-        self._sent += 1
-        self._before(self._sent, self)
-        results = super().run(statements, context, keep_last)
-        self._after(self._sent, self)
-        return results
+    def begin(self, statements: Sequence[str], context: SessionContext = OWN_CONTEXT) -> Begun:
+        if self._before is not None:
+            self._sent += 1
+            self._before(self._sent, self)
+        return super().begin(statements, context)
+
+    def results(self, begun: Begun, keep_last: Callable[[bytes], None] | None = None) -> Iterator[Result]:
+        yield from super().results(begun, keep_last)
+        if self._before is not None:
+            self._after(self._sent, self)
 
 
 def nothing(_at: int, _connection: StoreConnection) -> None:

@@ -44,6 +44,7 @@ ENGINE_SHELL = {
     "engine.runtime.shared_runs",
     "engine.runtime.table_runner",
     "engine.service",
+    "engine.store.acknowledging",
     "engine.store.batches",
     "engine.store.claim_limits",
     "engine.store.claiming",

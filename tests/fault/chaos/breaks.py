@@ -100,9 +100,9 @@ BREAKS = (
         "ACK lost|acknowledged twice|sum of ACKs",
         "singles",
         (
-            MYSQL,
-            '[*sql.for_ids("ack_update", keys), statement("commit")]',
-            '[*sql.for_ids("ack_update", keys), statement("rollback")]',
+            "engine.store.acknowledging",
+            '*self._sql.for_ids("ack_update", self._ids),\n            statement("commit")',
+            '*self._sql.for_ids("ack_update", self._ids),\n            statement("rollback")',
         ),
         proxies=1,
     ),

@@ -53,7 +53,7 @@ def play(scene: Callable[[StoreExecutor, BeginningStore], Awaitable[None]]) -> N
 
 def test_a_claim_is_begun_at_once_and_its_result_waited_for_on_a_thread() -> None:
     async def scene(executor: StoreExecutor, store: BeginningStore) -> None:
-        begun = executor.begin_claim(*CLAIM)
+        begun = executor.begin(executor.store.begin_claim, *CLAIM)
         assert begun is not None
         assert store.begun == 1
         assert (await begun()).claims == ()
@@ -73,7 +73,7 @@ def test_the_servers_clock_is_read_between_the_beginning_of_a_claim_and_its_resu
 
         executor.clock.observe = observe  # type: ignore[method-assign]
         before_ns = executor.clock.now().mono_ns
-        begun = executor.begin_claim(*CLAIM)
+        begun = executor.begin(executor.store.begin_claim, *CLAIM)
         after_ns = executor.clock.now().mono_ns
         assert begun is not None
         await begun()
@@ -95,10 +95,10 @@ def test_no_claim_is_begun_while_all_threads_have_calls() -> None:
 
         calls = [asyncio.ensure_future(executor.call(waits, queue_table())) for _ in range(THREADS)]
         await asyncio.sleep(0)
-        assert executor.begin_claim(*CLAIM) is None
+        assert executor.begin(executor.store.begin_claim, *CLAIM) is None
         release.set()
         assert all(await asyncio.gather(*calls))
-        assert executor.begin_claim(*CLAIM) is not None
+        assert executor.begin(executor.store.begin_claim, *CLAIM) is not None
         assert store.begun == 1
 
     play(scene)
@@ -111,7 +111,7 @@ def test_no_claim_of_a_table_that_was_locked_a_moment_ago_is_begun() -> None:
 
         with pytest.raises(StoreError):
             await executor.call(fails, CLAIM[0])
-        assert executor.begin_claim(*CLAIM) is None
+        assert executor.begin(executor.store.begin_claim, *CLAIM) is None
         assert store.begun == 0
 
     play(scene)
@@ -128,7 +128,7 @@ def test_a_begun_claim_has_a_thread_before_calls_that_wait_for_connections() -> 
             await executor.call(lambda _queue: Timed(finished.wait(10), NOW_NS), queue_table())
 
         scans = [asyncio.ensure_future(scan()) for _ in range(2 * THREADS)]  # They begin in the next turn.
-        begun = [executor.begin_claim(*CLAIM) for _ in range(2 * THREADS)]
+        begun = [executor.begin(executor.store.begin_claim, *CLAIM) for _ in range(2 * THREADS)]
         assert [claim is not None for claim in begun] == [True] * THREADS + [False] * THREADS
         await asyncio.gather(*scans)
         assert len(store.finished_on) == THREADS

@@ -1,0 +1,124 @@
+"""The transaction that acknowledges messages for several clients (`acks`), on a connection of the engine.
+
+It is one packet if each ACK names its message by the id alone: the rows are locked, updated, and
+committed. `send` may send it before a thread waits for the replies. If another transaction has locked one
+of the rows, the server refuses the packet at the first statement, and nothing was done. The messages
+are then acknowledged in two packets, as those of ACKs that name an epoch: the first locks the rows that
+nobody else has locked, the second updates just these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from engine.model import Key, QueueTable
+from engine.packets import text_values
+from engine.store.acks import Ack, shares
+from engine.store.claiming import WAITED_S
+from engine.store.connection import Begun, Result, StoreConnection
+from engine.store.information_schema import now_ns
+from engine.store.port import AckUnknownError, StoreError, Timed
+from engine.store.queries import TableStatements, statement
+from engine.store.scan import entries_of
+
+SHORT_MAX: Final = 200
+"""ACKs in a packet that certainly fits into an empty send buffer, which has 16 kB on Linux: an id of 20
+digits is in it twice."""
+
+Counts = Sequence[int | None]
+"""The affected rows of each ACK; None: it is left out."""
+
+
+class AckBatch:
+    """ACKs that are carried out in one transaction."""
+
+    def __init__(self, table: QueueTable, acks: Sequence[Ack]) -> None:
+        self._sql = TableStatements(table)
+        self._acks = acks
+        self._ids = {ack.key: None for ack in acks}
+        self._in_one_packet = all(ack.epoch is None for ack in acks)
+        self._sent: Begun | Exception | None = None
+        self._sent_s = 0.0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether all is in one packet, which can be sent without waiting."""
+        return self._in_one_packet and len(self._acks) <= SHORT_MAX
+
+    def send(self, connection: StoreConnection) -> None:
+        """Send the only packet. `run` reads the replies, or raises the error. Never raises."""
+        statements = [
+            statement("writable"),
+            statement("now"),
+            statement("begin"),
+            *self._sql.for_ids("ack_lock_all", self._ids),
+            *self._sql.for_ids("ack_update", self._ids),
+            statement("commit"),
+        ]
+        self._sent_s = time.monotonic()
+        try:
+            self._sent = connection.begin(statements)
+        except Exception as error:  # noqa: BLE001  # `run` raises it.
+            self._sent = error
+
+    def run(self, connection: StoreConnection) -> Timed[Counts]:
+        """Carry it out. Raises StoreError if certainly nothing was done, and else AckUnknownError."""
+        if self._sent is None and self._in_one_packet:
+            self.send(connection)
+        counted = None if self._sent is None else self._at_once(connection, self._sent)
+        return counted or self._in_two_packets(connection)
+
+    def _at_once(self, connection: StoreConnection, sent: Begun | Exception) -> Timed[Counts] | None:
+        """None: the server has refused a statement, and nothing was done."""
+        if isinstance(sent, StoreError):
+            raise AckUnknownError(str(sent), code=sent.code) from sent
+        if isinstance(sent, Exception):
+            raise sent
+        results: list[Result] = []
+        try:
+            for result in connection.results(sent):
+                results.append(result)  # noqa: PERF402  # Those before an error count.
+        except StoreError as error:
+            if connection.broken or len(results) == sent.statements - 1:
+                self._surely_undone(connection, self._ids, error)
+                raise
+            if error.waited and time.monotonic() - self._sent_s > WAITED_S:
+                raise
+            return None  # The reset has rolled back.
+        _, now, _, locked, update, _ = results
+        counts, keys = self._shares([locked])
+        if update.affected != len(keys):
+            raise AckUnknownError("a message was changed between two statements of one transaction")
+        return Timed(counts, now_ns(now))
+
+    def _in_two_packets(self, connection: StoreConnection) -> Timed[Counts]:
+        locks = self._sql.for_ids("ack_lock", self._ids)
+        now, _, *locked = connection.run([statement("now"), statement("begin"), *locks])
+        counts, keys = self._shares(locked)
+        try:
+            connection.run([*self._sql.for_ids("ack_update", keys), statement("commit")])
+        except StoreError as error:
+            self._surely_undone(connection, keys, error)
+            raise
+        return Timed(counts, now_ns(now))
+
+    def _shares(self, locked: Iterable[Result]) -> tuple[Counts, Sequence[Key]]:
+        return shares(self._acks, (self._id_and_epoch(row) for result in locked for row in result.rows))
+
+    def _id_and_epoch(self, row: bytes) -> tuple[Key, int | None]:
+        raw, epoch = text_values(row)
+        return self._sql.key(raw or b""), None if epoch is None else int(epoch)
+
+    def _surely_undone(self, connection: StoreConnection, keys: Iterable[Key], error: StoreError) -> None:
+        """Raise AckUnknownError unless the rows show that the transaction that failed has not
+        acknowledged any of `keys`."""
+        wanted = list(keys)
+        with suppress(StoreError):
+            if not connection.broken:
+                _, *found = connection.run([statement("rollback"), *self._sql.for_ids("lookup", wanted)])
+                if {entry.key for entry in entries_of(self._sql, *found)} == set(wanted):
+                    return
+        raise AckUnknownError(str(error), code=error.code) from error

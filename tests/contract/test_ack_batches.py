@@ -1,0 +1,224 @@
+"""ACKs of several clients in one packet: the same result as in two, on both servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from engine.store.acknowledging import SHORT_MAX
+from engine.store.acks import Ack
+from engine.store.connection import Begun, Result, StoreConnection
+from engine.store.mysql import MySQLStore
+from engine.store.port import AckUnknownError, StoreError
+from proxy.embedded.server import EmbeddedServer
+from tests.support.stores import ServerSubject, counted_store
+from tests.support.waiting import eventually
+
+PAIR = [Ack(1), Ack(2)]
+
+
+@pytest.fixture
+def subject(server: EmbeddedServer) -> Iterator[ServerSubject]:
+    made = ServerSubject(server)
+    made.execute("INSERT INTO messages (id) VALUES (1), (2), (3)")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def counted(subject: ServerSubject) -> Iterator[tuple[MySQLStore, list[bytes]]]:
+    """A store that knows its server, and the packets that it sends."""
+    with counted_store(subject) as (store, sent):
+        store.acknowledge_all(subject.table, [Ack(77)], subject.origin)
+        store.ping()  # Reads the replies to the reset.
+        sent.clear()
+        yield store, sent
+
+
+Batch = Callable[[Sequence[Ack]], Sequence[int | None]]
+
+
+@pytest.fixture(params=["called", "begun"])
+def batch(request: pytest.FixtureRequest, subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]) -> Batch:
+    """Carries out ACKs, and returns their counts. The store begins them before the result is waited for, or not."""
+    store, origin = counted[0], subject.origin
+
+    def carry_out(acks: Sequence[Ack]) -> Sequence[int | None]:
+        called = partial(store.acknowledge_all, subject.table, acks, origin)
+        begun = store.begin_acks(subject.table, acks, origin) if request.param == "begun" else None
+        return list((begun or called)().value)
+
+    return carry_out
+
+
+def live(subject: ServerSubject) -> list[int]:
+    return [key for (key,) in subject.execute("SELECT id FROM messages WHERE time_acked IS NULL ORDER BY id")]
+
+
+def test_acks_by_id_are_one_packet(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]], batch: Batch
+) -> None:
+    assert batch([Ack(2), Ack(1), Ack(2), Ack(77)]) == [1, 1, 0, None]
+    assert (live(subject), len(counted[1])) == ([3], 1)
+
+
+def test_acks_with_an_epoch_are_two(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]], batch: Batch
+) -> None:
+    assert batch([Ack(1, 0), Ack(2, 5), Ack(3)]) == [1, 0, 1]
+    assert (live(subject), len(counted[1])) == ([2], 2)
+
+
+def test_beside_a_locked_row_the_others_are_acknowledged_in_two_more(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]], batch: Batch
+) -> None:
+    with subject.locked(1):
+        assert batch([Ack(1), Ack(2)]) == [None, 1]
+    assert (live(subject), len(counted[1])) == ([1, 3], 3)
+    assert batch([Ack(1), Ack(3)]) == [1, 1]
+
+
+def test_a_message_that_is_acknowledged_keeps_its_time(subject: ServerSubject, batch: Batch) -> None:
+    subject.execute("UPDATE messages SET time_acked = 5, time_next = NULL WHERE id = 1")
+    assert batch(PAIR) == [None, 1]
+    assert subject.execute("SELECT time_acked FROM messages WHERE id = 1") == [(5,)]
+
+
+def test_a_packet_that_was_begun_is_carried_out_before_its_result_is_waited_for(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    finish = counted[0].begin_acks(subject.table, PAIR, subject.origin)
+    assert finish is not None
+    eventually(lambda: live(subject) == [3], what="the acknowledgement")
+    assert finish().value == (1, 1)
+
+
+def test_nothing_is_begun_that_would_have_to_wait(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    """For a connection, for room in the send buffer, or for the result of the first packet. Or for the server's
+    name."""
+    store, sent = counted
+    begin = partial(store.begin_acks, subject.table)
+    assert begin([Ack(1), Ack(2, 0)], subject.origin) is None
+    assert begin([Ack(key) for key in range(SHORT_MAX + 1)], subject.origin) is None
+    assert begin(PAIR, replace(subject.origin, name="another")) is None
+    finish = begin(PAIR, subject.origin)
+    assert finish is not None
+    assert begin([Ack(3), Ack(3)], subject.origin) is None
+    assert (finish().value, len(sent)) == ((1, 1), 1)
+    store.close()
+    assert begin([Ack(3), Ack(3)], subject.origin) is None
+    assert live(subject) == [3]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_on_a_read_only_server_all_are_left_out(private_server: EmbeddedServer, *, begun: bool) -> None:
+    """Though the engine's account could write there."""
+    subject = ServerSubject(private_server)
+    subject.execute("INSERT INTO messages (id) VALUES (1), (2)")
+    store, origin = subject.store, subject.origin
+    store.acknowledge_all(subject.table, [Ack(77)], origin)
+    store.ping()
+    subject.execute("SET GLOBAL read_only = 1")
+    try:
+        call = store.begin_acks(subject.table, PAIR, origin) if begun else None
+        assert (call is None) is not begun
+        assert list((call or partial(store.acknowledge_all, subject.table, PAIR, origin))().value) == [None, None]
+        assert live(subject) == [1, 2]
+    finally:
+        subject.execute("SET GLOBAL read_only = 0")
+        subject.close()
+
+
+@contextmanager
+def locked_table(subject: ServerSubject) -> Iterator[None]:
+    subject.execute("LOCK TABLES messages WRITE")
+    yield
+    subject.execute("UNLOCK TABLES")
+
+
+def test_a_lost_connection_leaves_the_outcome_of_a_begun_packet_unknown(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    store, origin = counted[0], subject.origin
+    subject.execute("CREATE TRIGGER t BEFORE UPDATE ON messages FOR EACH ROW DO SLEEP(0.5)")  # It is not done before.
+    finish = store.begin_acks(subject.table, PAIR, origin)
+    assert finish is not None
+    store.close()
+    with pytest.raises(AckUnknownError):
+        finish()
+
+
+def test_a_locked_table_is_waited_for_once(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]], batch: Batch
+) -> None:
+    with locked_table(subject), pytest.raises(StoreError) as raised:
+        batch(PAIR)
+    assert (raised.value.waited, isinstance(raised.value, AckUnknownError)) == (True, False)
+    tries = [b"NOWAIT" in packet for packet in counted[1] if b"ackstream ack" in packet]
+    assert (live(subject), tries) in [([1, 2, 3], [True]), ([1, 2, 3], [True, False])]  # MariaDB refuses the first.
+
+
+def test_a_commit_that_fails_is_certainly_undone_if_the_rows_show_it(
+    subject: ServerSubject, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's reply to the commit is replaced."""
+    failing(monkeypatch, committed=False)
+    with pytest.raises(StoreError) as raised:
+        batch(PAIR)
+    assert not isinstance(raised.value, AckUnknownError)
+    assert live(subject) == [1, 2, 3]
+
+
+def test_a_commit_that_fails_is_unknown_if_a_row_is_acknowledged(
+    subject: ServerSubject, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, committed=True)
+    with pytest.raises(AckUnknownError):
+        batch(PAIR)
+    assert live(subject) == [3]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *, committed: bool) -> None:
+    """The next COMMIT is answered with an error. Not `committed`: a ROLLBACK is sent in its place."""
+    begin, results = StoreConnection.begin, StoreConnection.results
+    commits: set[int] = set()
+
+    def begin_it(connection: StoreConnection, statements: Sequence[str], *context: Any) -> Begun:
+        if statements[-1] != "COMMIT":
+            return begin(connection, statements, *context)
+        begun = begin(connection, statements if committed else [*statements[:-1], "ROLLBACK"], *context)
+        commits.add(id(begun))
+        return begun
+
+    def read(connection: StoreConnection, begun: Begun, *keep: Any) -> Iterator[Result]:
+        replies = list(results(connection, begun, *keep))
+        if id(begun) in commits:
+            yield from replies[:-1]
+            raise StoreError("the commit has failed", code=1180)
+        yield from replies
+
+    monkeypatch.setattr(StoreConnection, "begin", begin_it)
+    monkeypatch.setattr(StoreConnection, "results", read)
+
+
+def test_a_row_that_changes_between_lock_and_update_leaves_the_outcome_unknown(
+    subject: ServerSubject, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock's reply loses a row, as if that had been acknowledged then and not any more at the UPDATE."""
+    results = StoreConnection.results
+
+    def read(connection: StoreConnection, begun: Begun, *keep: Any) -> Iterator[Result]:
+        for result in results(connection, begun, *keep):
+            yield Result(result.rows[1:]) if len(result.rows) > 1 else result
+
+    monkeypatch.setattr(StoreConnection, "results", read)
+    with pytest.raises(AckUnknownError):
+        batch(PAIR)
+    assert live(subject) == [3]
