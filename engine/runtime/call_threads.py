@@ -28,11 +28,6 @@ class CallThreads:
         self._under_way = 0
         self._calls: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
-    @property
-    def idle(self) -> bool:
-        """Whether a call has a thread at once."""
-        return self._under_way < self._threads_max
-
     async def run(self, function: Callable[[], T]) -> T:
         """Call the function on a thread. Returns what it returns, and raises what it raises.
 
@@ -41,13 +36,20 @@ class CallThreads:
         return await self.start(function)
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """The same without waiting. If a thread is idle, the call has it, whatever is called next."""
+        """The same without waiting."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._under_way += 1
         if self._begun < min(self._under_way, self._threads_max):
             threading.Thread(target=self._work, name=f"{self._name}_{self._begun}", daemon=True).start()
             self._begun += 1
         self._calls.put((answer, function))
+        return answer
+
+    def start_apart(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """The same on a thread of its own, which ends with it: the call waits for none of the others."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._under_way += 1
+        threading.Thread(target=self._run, args=(answer, function), name=f"{self._name}_apart", daemon=True).start()
         return answer
 
     def close(self) -> None:
@@ -61,18 +63,23 @@ class CallThreads:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            answer, function = call
-            result, error = None, None
-            if not answer.cancelled():
-                try:
-                    result = function()
-                except BaseException as raised:  # noqa: BLE001  # The caller handles it.
-                    error = raised
-            try:
-                answer.get_loop().call_soon_threadsafe(self._answered, answer, result, error)
-            except RuntimeError:  # The loop is closed.
+            if not self._run(*call):
                 return
-            del call, answer, function, result, error  # The result may be large, and the next call come late.
+            del call  # The next one may come late.
+
+    def _run(self, answer: asyncio.Future[Any], function: Callable[[], Any]) -> bool:
+        """Returns False if the loop is closed."""
+        result, error = None, None
+        if not answer.cancelled():
+            try:
+                result = function()
+            except BaseException as raised:  # noqa: BLE001  # The caller handles it.
+                error = raised
+        try:
+            answer.get_loop().call_soon_threadsafe(self._answered, answer, result, error)
+        except RuntimeError:
+            return False
+        return True
 
     def _answered(self, answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
         self._under_way -= 1

@@ -1,7 +1,7 @@
 """The store executor: store calls on threads, the server's clock, and background tasks.
 
-The store blocks, so each call runs on a thread, with a connection of its own. Some may be begun
-before (`begin`). Each result comes back to the event loop's thread. All of the engine's state
+The store blocks, so each call runs on a thread, with a connection of its own. Some are begun without a
+thread (`begin`). Each result comes back to the event loop's thread. All of the engine's state
 is used on that thread, so it needs no locks.
 """
 
@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 from engine.dispatch.measures import Durations
 from engine.model import QueueTable, TableId
+from engine.runtime.begun_calls import BegunCalls
 from engine.runtime.call_threads import CallThreads
 from engine.runtime.locked_tables import LockedTables
 from engine.runtime.server_clock import ServerClock
-from engine.store.port import Store, StoreError, Timed
+from engine.store.port import BegunCall, Store, StoreError, Timed
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ class StoreExecutor:
         """Called when a result shows that the server's clock was set."""
         self._reports = FailureLog()
         self._threads = CallThreads(settings.threads, "store")
+        self._begun = BegunCalls(self._threads)
         locked_calls = max(1, int(settings.threads * settings.locked_share))
         self._locked = LockedTables(locked_calls, settings.locked_kept_s, time.monotonic)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -169,19 +171,17 @@ class StoreExecutor:
             return await self._call(table, method, *args)
 
     def begin(
-        self, method: Callable[..., Callable[[], Timed[T]] | None], queue: QueueTable, *args: Any
+        self, method: Callable[..., BegunCall[T] | None], queue: QueueTable, *args: Any
     ) -> Callable[[], Awaitable[T]] | None:
-        """Have the server begin a call now, before a thread is woken for it: `begin_claim` or
-        `begin_acks` of the store. Returns what waits for the result, as `call` does. None: it has to be
-        called."""
-        if not self._threads.idle or self._locked.contains(queue.id):
+        """Have the server begin a call now, without a thread: `begin_claim` or `begin_acks` of the store.
+        Returns what waits for the result, as `call` does. None: it has to be called."""
+        if self._locked.contains(queue.id):
             return None
         begun_ns = time.monotonic_ns()
-        finish = method(queue, *args)
-        if finish is None:
+        begun = method(queue, *args)
+        if begun is None:
             return None
-        # It has a connection. It must have a thread at once: those with earlier calls may all wait for connections.
-        answer = self._threads.start(partial(_timed, finish, begun_ns))
+        answer = self._begun.start(begun, partial(_timed, begun.finish, begun_ns))
         return partial(self._answer, queue.id, answer)
 
     async def _call(self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any) -> T:
@@ -227,6 +227,7 @@ class StoreExecutor:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.close()
         self.store.close()
+        self._begun.close()
 
 
 def _timed(call: Callable[[], Timed[T]], begun_ns: int | None = None) -> tuple[int, int, Timed[T]]:

@@ -21,7 +21,7 @@ from engine.store.claiming import WAITED_S
 from engine.store.connection import Begun, Result, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import AckUnknownError, StoreError, Timed
-from engine.store.queries import TableStatements, statement
+from engine.store.queries import statement, statements_of
 from engine.store.scan import entries_of
 
 SHORT_MAX: Final = 200
@@ -36,7 +36,7 @@ class AckBatch:
     """ACKs that are carried out in one transaction."""
 
     def __init__(self, table: QueueTable, acks: Sequence[Ack]) -> None:
-        self._sql = TableStatements(table)
+        self._sql = statements_of(table)
         self._acks = acks
         self._ids = {ack.key: None for ack in acks}
         self._in_one_packet = all(ack.epoch is None for ack in acks)
@@ -48,8 +48,9 @@ class AckBatch:
         """Whether all is in one packet, which can be sent without waiting."""
         return self._in_one_packet and len(self._acks) <= SHORT_MAX
 
-    def send(self, connection: StoreConnection) -> None:
-        """Send the only packet. `run` reads the replies, or raises the error. Never raises."""
+    def send(self, connection: StoreConnection) -> Begun | None:
+        """Send the only packet. `run` reads the replies, or raises the error. Returns None after an error, and
+        never raises."""
         statements = [
             statement("writable"),
             statement("now"),
@@ -63,6 +64,8 @@ class AckBatch:
             self._sent = connection.begin(statements)
         except Exception as error:  # noqa: BLE001  # `run` raises it.
             self._sent = error
+            return None
+        return self._sent
 
     def run(self, connection: StoreConnection) -> Timed[Counts]:
         """Carry it out. Raises StoreError if certainly nothing was done, and else AckUnknownError."""
@@ -91,6 +94,7 @@ class AckBatch:
         _, now, _, locked, update, _ = results
         counts, keys = self._shares([locked])
         if update.affected != len(keys):
+            connection.broken = True  # It is committed: nothing is to be rolled back.
             raise AckUnknownError("a message was changed between two statements of one transaction")
         return Timed(counts, now_ns(now))
 

@@ -31,11 +31,11 @@ from engine.model import (
 from engine.store.batches import Batches, set_aside
 from engine.store.claim_limits import ClaimLimits
 from engine.store.claim_plan import choose
-from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
+from engine.store.connection import OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection
 from engine.store.fetch import Fetch, SentBehind
 from engine.store.information_schema import now_ns
 from engine.store.port import StoreError, Timed
-from engine.store.queries import TableStatements, statement
+from engine.store.queries import TableStatements, statement, statements_of
 from engine.store.scan import context_of, entries_of
 
 WAITED_S: Final = 0.5
@@ -67,7 +67,7 @@ class Claim:
         """What has read the rows."""
         self._table, self._wanted, self._slot = table, wanted, slot
         self._limits, self._batches, self._fetch_of = limits, batches, fetch_of
-        self._sql = TableStatements(table)
+        self._sql = statements_of(table)
         self._counts = limits.of_groups(wanted)
         (self.context, self._first), *self._others = _locks(table, wanted.values()).items()
         (self._others[-1][1] if self._others else self._first).extend(self._counts)
@@ -140,19 +140,22 @@ class ClaimOfOne:
     def __init__(self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf) -> None:
         self.fetch = fetch_of({want.key: Delivery(want.epoch + 1, 0)})
         self._table, self._want, self._slot = table, want, slot
-        self._sql = TableStatements(table)
+        self._sql = statements_of(table)
         self._claims: tuple[Claimed, ...] = ()
         self._now_ns = 0
         self._sent: SentBehind | Exception | None = None
         self._sent_s = 0.0
 
-    def send(self, connection: StoreConnection) -> None:
-        """Send the packet. `run` reads the replies, or raises the error. Never raises."""
+    def send(self, connection: StoreConnection) -> Begun | None:
+        """Send the packet. `run` reads the replies, or raises the error. Returns None after an error, and
+        never raises."""
         self._sent_s = time.monotonic()
         try:
             self._sent = self.fetch.send_behind(connection, self._statements)
         except Exception as error:  # noqa: BLE001  # `run` raises it.
             self._sent = error
+            return None
+        return self._sent.begun
 
     def run(self, connection: StoreConnection) -> Timed[ClaimResult] | None:
         """Carry it out. None: the server has refused a statement, and nothing was done. Usually another

@@ -17,7 +17,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from engine.packets import (
@@ -78,6 +78,9 @@ PROGRAM = "ackstream"
 
 COM_RESET_CONNECTION = 0x1F
 """PyMySQL defines no name for it."""
+
+RESET_REPLIES = 2
+"""To a reset and to the settings behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,13 @@ class Begun:
     """The context that the session is put into first; None if it has the right one."""
     checked: bool
     """Whether it is checked first that the server is writable."""
+    behind: int = 0
+    """The number of replies that follow theirs, whether or not one fails."""
+
+    @property
+    def replies(self) -> int:
+        """The number of replies up to theirs, if none fails."""
+        return (self.entered is not None) + self.checked + self.statements
 
 
 class StoreConnection:
@@ -258,7 +268,8 @@ class StoreConnection:
         """Send statements that commit what they write, and in the same packet one further command, for a
         session that was reset and has this context. `read_with_command` reads the replies. Raises
         StoreError."""
-        return self._write(statements, OWN_CONTEXT, self._reset_to(context) + _framed(command, payload), resets=False)
+        command_behind = self._reset_to(context) + _framed(command, payload)
+        return replace(self._write(statements, OWN_CONTEXT, command_behind, resets=False), behind=RESET_REPLIES + 1)
 
     def read_with_command(
         self,
@@ -301,7 +312,7 @@ class StoreConnection:
         wrote = self._wrote or any(text.startswith(_WRITING) for text in statements)
         reset = self._reset_to(context) if resets and wrote and statements[-1] == statement("commit") else b""
         self._send(command + behind + reset)
-        self._wrote, self._owed = wrote and not reset, 2 if reset else 0
+        self._wrote, self._owed = wrote and not reset, RESET_REPLIES if reset else 0
         return Begun(len(statements), context if entering else None, bool(checks))
 
     def _read_before(self, begun: Begun) -> None:
@@ -327,7 +338,7 @@ class StoreConnection:
         self.context = self.context or OWN_CONTEXT
         with suppress(StoreError):
             self._send(self._reset_to(self.context))
-            self._wrote, self._owed = False, 2
+            self._wrote, self._owed = False, RESET_REPLIES
 
     def _reset_to(self, context: SessionContext) -> bytes:
         """The packets that reset the session and put it into this context: two replies."""
@@ -404,15 +415,39 @@ class StoreConnection:
     def _has_owed(self) -> bool:
         """Whether the replies to a reset are here. Reads what has come of them, without waiting."""
         while not self._holds(self._owed):
-            if isinstance(self._socket, ssl.SSLSocket) or not self._readable():
-                return False  # Whether all of a TLS record has come is not known.
-            piece = b""
-            with suppress(OSError):
-                piece = self._socket.recv(READ_BYTES)
-            if not piece:
+            if not self.receive():
                 return False
-            self._buffer, self._at = self._buffer[self._at :] + piece, 0
         return True
+
+    def receive(self) -> int | None:
+        """Read what has come, without waiting. Returns the number of bytes; 0 if the connection is lost, and
+        None if nothing has come."""
+        piece = b""
+        self._socket.settimeout(0)
+        try:
+            piece = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError):  # The latter: a part of a TLS record, or a ticket.
+            return None
+        except OSError:
+            pass
+        finally:
+            self._socket.settimeout(self._limits.read_s)
+        self._buffer, self._at = self.unread + piece, 0
+        return len(piece)
+
+    @property
+    def unread(self) -> bytes:
+        """What was received and not read as a reply."""
+        return self._buffer[self._at :]
+
+    def fileno(self) -> int:
+        """The file descriptor of its socket."""
+        return self._socket.fileno()
+
+    @property
+    def read_s(self) -> float:
+        """How long a reply is waited for."""
+        return self._limits.read_s
 
     def _holds(self, packets: int) -> bool:
         """Whether so many packets are in the buffer."""

@@ -22,7 +22,7 @@ from engine.store.connection import Begun, Result, SessionContext, StoreConnecti
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.pymysql_adapter import COMMAND
-from engine.store.queries import TableStatements, statement
+from engine.store.queries import statement, statements_of
 from engine.store.row_packets import split_binary_row, split_text_row
 
 
@@ -45,7 +45,7 @@ class Fetch:
         self.context = SessionContext(row_format.charset, row_format.time_zone, sql_mode)
         self.row_bytes = row_bytes
         """The estimated size of a row, and after the first rows their mean."""
-        self._sql = TableStatements(table)
+        self._sql = statements_of(table)
         self._columns = row_format.columns
         self._binary = row_format.binary
         self._pad_chars = table.id_pad_chars if row_format.pad_char else 0

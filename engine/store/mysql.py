@@ -53,6 +53,7 @@ from engine.quoting import quoted, text_literal
 from engine.store.acknowledging import AckBatch
 from engine.store.acks import Ack
 from engine.store.batches import Batches
+from engine.store.begun import ConnectionCall
 from engine.store.claim_limits import ClaimLimits
 from engine.store.claiming import Claim, ClaimOfOne, FetchOf
 from engine.store.connection import (
@@ -72,7 +73,7 @@ from engine.store.pool import Pool
 from engine.store.port import Described, Listing, Origin, Roster, StoreError, Timed
 from engine.store.privileges import Rights, read_grants
 from engine.store.pymysql_adapter import ER
-from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
+from engine.store.queries import START_OF_TIME_NS, statement, statements_of
 from engine.store.reach import Reach
 from engine.store.recent import Recent
 from engine.store.roster import Introduction, RosterConnection
@@ -340,23 +341,26 @@ class MySQLStore:
         row_format: RowFormat | None,
         budget_bytes: int,
         slot: int = 0,
-    ) -> Callable[[], Timed[ClaimResult]] | None:
-        """Send the packet of a claim of one message, if a connection is ready. The server carries it out
-        while a thread is woken to read the replies."""
-        if row_format is None or not (ClaimOfOne.serves(table, wanted) and ClaimOfOne.is_short(wanted[0], row_format)):
+    ) -> ConnectionCall[ClaimResult] | None:
+        """Send the packet of a claim of one message, if it is all that is sent and a connection is ready."""
+        if (
+            row_format is None
+            or row_format.binary
+            or not (ClaimOfOne.serves(table, wanted) and ClaimOfOne.is_short(wanted[0], row_format))
+        ):
             return None
         if (connection := self._pool.ready()) is None:
             return None
         fetch_of = partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
         claim = ClaimOfOne(table, wanted[0], slot, fetch_of)
-        claim.send(connection)
+        begun = claim.send(connection)
 
         def finish() -> Timed[ClaimResult]:
             with self._pool.lent(connection):
                 result = self._claim_one(connection, table, claim)
             return result or self._claim_any(table, wanted, slot, fetch_of)
 
-        return finish
+        return ConnectionCall(connection, begun, finish)
 
     def _claim_any(
         self, table: QueueTable, wanted: Sequence[Wanted], slot: int, fetch_of: FetchOf | None
@@ -392,7 +396,7 @@ class MySQLStore:
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
         """The entries of those keys whose rows exist and are unacknowledged."""
-        sql = TableStatements(table)
+        sql = statements_of(table)
         with self._pool.connection() as connection:
             now, *found = connection.run([statement("now"), *sql.for_ids("lookup", keys)])
             return Timed({entry.key: entry for entry in entries_of(sql, *found)}, now_ns(now))
@@ -420,18 +424,18 @@ class MySQLStore:
 
     def begin_acks(
         self, table: QueueTable, acks: Sequence[Ack], origin: Origin
-    ) -> Callable[[], Timed[Sequence[int | None]]] | None:
+    ) -> ConnectionCall[Sequence[int | None]] | None:
         """Send the packet of ACKs, if it is short and a connection is ready."""
         batch = AckBatch(table, acks)
         if not batch.is_short or (connection := self._pool.ready(origin)) is None:
             return None
-        batch.send(connection)
+        begun = batch.send(connection)
 
         def finish() -> Timed[Sequence[int | None]]:
             with self._pool.lent(connection):
                 return batch.run(connection)
 
-        return finish
+        return ConnectionCall(connection, begun, finish)
 
     def check_batches(self, table: QueueTable, check: BatchCheck) -> Timed[BatchesChecked]:
         """Compare follow-ups with their batches: fire what is done, set aside what waits."""
@@ -444,7 +448,7 @@ class MySQLStore:
 
     def find_abandoned(self, table: QueueTable, slot: int | None, limit: int) -> Timed[tuple[Return, ...]]:
         """Up to `limit` messages in flight at proxies that are gone, as claims to release."""
-        sql = TableStatements(table)
+        sql = statements_of(table)
         if table.lease_column is None:
             return Timed((), self.ping().now_ns)
         of_row = f"{quoted(table.lease_column)} % {SLOTS}"
@@ -479,7 +483,7 @@ class MySQLStore:
         self, table: QueueTable, wanted: Sequence[Wanted], slot: int, fetch_of: FetchOf | None
     ) -> Timed[ClaimResult]:
         semaphores, began_s = self._semaphores.of_claim(table, wanted), time.monotonic()
-        limits = ClaimLimits(table, TableStatements(table), self._claim_s.get(table.id, 0.0), semaphores)
+        limits = ClaimLimits(table, statements_of(table), self._claim_s.get(table.id, 0.0), semaphores)
         claim = Claim(table, {want.key: want for want in wanted}, slot, limits, self._batches, fetch_of)
         with self._pool.connection(claim.context) as connection:
             result = claim.run(connection)
@@ -499,7 +503,7 @@ class MySQLStore:
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
         """The number of released claims, those that still are ours but locked, and the server's
         time."""
-        sql = TableStatements(table)
+        sql = statements_of(table)
         with self._pool.connection() as connection:
             now, _, *locked = connection.run(
                 [
@@ -534,7 +538,7 @@ class MySQLStore:
             return DeadLetterMove(connection, table, dead_letter).run(wanted)
 
     def _purge(self, table: QueueTable, age_ns: int, limit: int, partitions: Sequence[str]) -> Timed[int]:
-        sql = TableStatements(table)
+        sql = statements_of(table)
         within, from_ns = sql.within(partitions), self._purged_to_ns.get(table.id, START_OF_TIME_NS)
         find = sql("purge_find", partitions=within, from_ns=from_ns, age_ns=age_ns, limit=limit)
         with self._pool.connection() as connection:

@@ -141,6 +141,27 @@ Described = QueueTable | BrokenTable | StoreError
 """A marked table as a queue, its problems if it cannot be one, or why it cannot be described now."""
 
 
+class BegunCall(Protocol[T_co]):
+    """A call that the server carries out. Nothing of it waits, except `finish` where `waits` is True."""
+
+    fileno: int
+    """Something has come for it whenever this file descriptor is readable."""
+    patience_s: float
+    """After this time without a result the caller aborts it."""
+    waits: bool
+    """Whether `finish` may wait for the server. Known when `arrived` has returned True, or before."""
+
+    @property
+    def finish(self) -> Callable[[], Timed[T_co]]:
+        """Returns the result. To be called once. Raises StoreError."""
+
+    def arrived(self) -> bool:
+        """Read what has come. Returns whether `finish` is to be called."""
+
+    def abort(self) -> None:
+        """Make `arrived` return True soon, and `finish` fail at once unless the result is here."""
+
+
 class Store(Protocol):
     """Everything that the engine does with a database. Each method raises StoreError."""
 
@@ -218,10 +239,9 @@ class Store(Protocol):
         row_format: RowFormat | None,
         budget_bytes: int,
         slot: int = 0,
-    ) -> Callable[[], Timed[ClaimResult]] | None:
-        """Begin `claim_and_fetch` without waiting for anything. Returns what waits for the replies and
-        returns the result. The caller calls it once, at once on a thread, unless the store is closed: it
-        has a connection. None: the claim cannot be begun so, and nothing was done. Raises nothing."""
+    ) -> BegunCall[ClaimResult] | None:
+        """Begin `claim_and_fetch` without waiting for anything. It has a connection until it is finished.
+        None: the claim cannot be begun so, and nothing was done. Raises nothing."""
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
@@ -249,7 +269,7 @@ class Store(Protocol):
 
     def begin_acks(
         self, table: QueueTable, acks: Sequence[Ack], origin: Origin
-    ) -> Callable[[], Timed[Sequence[int | None]]] | None:
+    ) -> BegunCall[Sequence[int | None]] | None:
         """Begin `acknowledge_all` without waiting for anything, as `begin_claim` does. None: it cannot be
         begun so, and nothing was done. Raises nothing."""
 

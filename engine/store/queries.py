@@ -37,10 +37,53 @@ START_OF_TIME_NS = -(2**63)
 CASES = 64
 """Rows with different values in one UPDATE. The server compares every row with every case."""
 
+KEPT_MAX = 1_000
+"""Tables whose statements are kept. Those of one have 20 kB."""
+
+_kept: dict[int, tuple[QueueTable, TableStatements]] = {}
+"""By the identity of the table: to hash a description takes as long as to make its statements."""
+
 _NAME = re.compile(r"-- name: (\w+)")
 
 
-def parse(text: str) -> Iterator[tuple[str, Template]]:
+_WORD = re.compile(r"\$(\$|[a-z_]+)")
+
+
+class Text:
+    """The text of a statement, cut at its words once: to find them takes longer than to replace them."""
+
+    def __init__(self, template: str) -> None:
+        """`template`: with $name for each word, and $$ for a $."""
+        self.template = template
+        self._pieces = _replaced(_WORD.split(template), {"$": "$"})
+        """Literals at even places, names of words at odd ones."""
+
+    def substitute(self, values: Mapping[str, object]) -> str:
+        """The statement with these values in place of its words. Raises KeyError for a word without one."""
+        pieces = self._pieces.copy()
+        for at in range(1, len(pieces), 2):
+            pieces[at] = str(values[pieces[at]])
+        return "".join(pieces)
+
+    def bound(self, values: Mapping[str, object]) -> Text:
+        """The same with these values in place of their words. In a value, a $ is nothing but a $."""
+        bound = Text(self.template)
+        bound._pieces = _replaced(self._pieces, values)
+        return bound
+
+
+def _replaced(pieces: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """These literals and names without the names that have values."""
+    replaced = list(pieces[:1])
+    for name, literal in zip(pieces[1::2], pieces[2::2], strict=True):
+        if name in values:
+            replaced[-1] += f"{values[name]}{literal}"
+        else:
+            replaced += name, literal
+    return replaced
+
+
+def parse(text: str) -> Iterator[tuple[str, Text]]:
     """Yield the named statements of a file. A blank line separates them.
 
     Each is a line `-- name: …`, comment lines, and the statement.
@@ -49,11 +92,11 @@ def parse(text: str) -> Iterator[tuple[str, Template]]:
         lines = part.strip().splitlines()
         if lines and (name := _NAME.fullmatch(lines[0])):
             statement = "\n".join(line for line in lines if not line.startswith("--"))
-            yield name[1], Template(statement)
+            yield name[1], Text(statement)
 
 
 @cache
-def templates() -> Mapping[str, Template]:
+def templates() -> Mapping[str, Text]:
     """Every statement of queries.sql by its name."""
     text = resources.files(__package__).joinpath("queries.sql").read_text("utf-8")
     return MappingProxyType(dict(parse(text)))
@@ -143,6 +186,8 @@ class TableStatements:
         self._group_parsers = [FORMS[column.kind].parse for column in table.group_columns]
         self.groups_are_integers = all(column.kind is IdKind.INTEGER for column in table.group_columns)
         """Whether the values of groups are integers, or there are no groups."""
+        self._bound: dict[str, Text] = {}
+        """Statements with the table's words in place."""
         self._words: dict[str, object] = {
             "table": _selected(table.id, selection),
             "condition": selection.condition or "TRUE",
@@ -153,7 +198,6 @@ class TableStatements:
             "scan_order": _scan_order(table),
             "lowest_priority": LOWEST_PRIORITY,
             "and_lease": and_lease(table),
-            "portion": "",
             "group": group_expressions(table),
             "group_index": quoted(table.group_index or ""),
             "order_index": quoted(table.order_index or ""),
@@ -188,7 +232,9 @@ class TableStatements:
 
     def __call__(self, name: str, /, **values: object) -> str:
         """The named statement. `values`: the words that are not the table's, as literals."""
-        return statement(name, **{**self._words, **values})
+        if (text := self._bound.get(name)) is None:
+            text = self._bound[name] = templates()[name].bound(self._words)
+        return text.substitute({"portion": "", **values})
 
     def for_ids(self, name: str, keys: Collection[Key], **values: object) -> list[str]:
         """The named statement on these keys, as a list of one.
@@ -258,6 +304,16 @@ class TableStatements:
             return str(next(iter(values.values())))
         cases = (f"WHEN {self._form.literal(key)} THEN {value}" for key, value in values.items())
         return f"CASE id {' '.join(cases)} END"
+
+
+def statements_of(table: QueueTable) -> TableStatements:
+    """TableStatements(table), made once for each description of a table."""
+    kept = _kept.get(id(table))
+    if kept is None or kept[0] is not table:
+        if len(_kept) >= KEPT_MAX:
+            _kept.clear()
+        kept = _kept[id(table)] = table, TableStatements(table)
+    return kept[1]
 
 
 def and_lease(table: QueueTable | BrokenTable) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from string import Template
 from types import MappingProxyType
 
-from engine.store.queries import parse
+from engine.store.queries import Text, parse
 
 
 @cache
-def templates() -> Mapping[str, Template]:
+def templates() -> Mapping[str, Text]:
     """Every statement of queries.sql by its name."""
     text = resources.files(__package__).joinpath("queries.sql").read_text("utf-8")
     return MappingProxyType(dict(parse(text)))

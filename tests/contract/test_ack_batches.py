@@ -12,11 +12,11 @@ import pytest
 
 from engine.store.acknowledging import SHORT_MAX
 from engine.store.acks import Ack
-from engine.store.connection import Begun, Result, StoreConnection
+from engine.store.connection import BackendAddress, Begun, Result, StoreConnection
 from engine.store.mysql import MySQLStore
 from engine.store.port import AckUnknownError, StoreError
 from proxy.embedded.server import EmbeddedServer
-from tests.support.stores import ServerSubject, counted_store
+from tests.support.stores import ServerSubject, counted_store, result_of
 from tests.support.waiting import eventually
 
 PAIR = [Ack(1), Ack(2)]
@@ -49,9 +49,8 @@ def batch(request: pytest.FixtureRequest, subject: ServerSubject, counted: tuple
     store, origin = counted[0], subject.origin
 
     def carry_out(acks: Sequence[Ack]) -> Sequence[int | None]:
-        called = partial(store.acknowledge_all, subject.table, acks, origin)
         begun = store.begin_acks(subject.table, acks, origin) if request.param == "begun" else None
-        return list((begun or called)().value)
+        return list((result_of(begun) if begun else store.acknowledge_all(subject.table, acks, origin)).value)
 
     return carry_out
 
@@ -92,10 +91,25 @@ def test_a_message_that_is_acknowledged_keeps_its_time(subject: ServerSubject, b
 def test_a_packet_that_was_begun_is_carried_out_before_its_result_is_waited_for(
     subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
 ) -> None:
-    finish = counted[0].begin_acks(subject.table, PAIR, subject.origin)
-    assert finish is not None
+    call = counted[0].begin_acks(subject.table, PAIR, subject.origin)
+    assert call is not None
     eventually(lambda: live(subject) == [3], what="the acknowledgement")
-    assert finish().value == (1, 1)
+    assert result_of(call).value == (1, 1)
+    assert not call.waits
+
+
+def test_its_replies_may_come_in_tls_records(subject: ServerSubject) -> None:
+    store = MySQLStore(BackendAddress(subject.server.host, subject.server.port, "root", tls=True))
+    subject.execute("INSERT INTO messages (id) SELECT seq FROM (SELECT 100 + id AS seq FROM messages) AS more")
+    for acks in ([Ack(key) for key in range(200)], PAIR, [Ack(3), Ack(3)]):
+        store.acknowledge_all(subject.table, [Ack(77, 5)], subject.origin)  # So the server is known.
+        store.ping()
+        call = store.begin_acks(subject.table, acks, subject.origin)
+        assert call is not None
+        result_of(call)
+        assert not call.waits
+    assert live(subject) == []
+    store.close()
 
 
 def test_nothing_is_begun_that_would_have_to_wait(
@@ -108,10 +122,10 @@ def test_nothing_is_begun_that_would_have_to_wait(
     assert begin([Ack(1), Ack(2, 0)], subject.origin) is None
     assert begin([Ack(key) for key in range(SHORT_MAX + 1)], subject.origin) is None
     assert begin(PAIR, replace(subject.origin, name="another")) is None
-    finish = begin(PAIR, subject.origin)
-    assert finish is not None
+    call = begin(PAIR, subject.origin)
+    assert call is not None
     assert begin([Ack(3), Ack(3)], subject.origin) is None
-    assert (finish().value, len(sent)) == ((1, 1), 1)
+    assert (result_of(call).value, len(sent)) == ((1, 1), 1)
     store.close()
     assert begin([Ack(3), Ack(3)], subject.origin) is None
     assert live(subject) == [3]
@@ -129,7 +143,8 @@ def test_on_a_read_only_server_all_are_left_out(private_server: EmbeddedServer, 
     try:
         call = store.begin_acks(subject.table, PAIR, origin) if begun else None
         assert (call is None) is not begun
-        assert list((call or partial(store.acknowledge_all, subject.table, PAIR, origin))().value) == [None, None]
+        result = result_of(call) if call else store.acknowledge_all(subject.table, PAIR, origin)
+        assert list(result.value) == [None, None]
         assert live(subject) == [1, 2]
     finally:
         subject.execute("SET GLOBAL read_only = 0")
@@ -139,8 +154,10 @@ def test_on_a_read_only_server_all_are_left_out(private_server: EmbeddedServer, 
 @contextmanager
 def locked_table(subject: ServerSubject) -> Iterator[None]:
     subject.execute("LOCK TABLES messages WRITE")
-    yield
-    subject.execute("UNLOCK TABLES")
+    try:
+        yield
+    finally:
+        subject.execute("UNLOCK TABLES")
 
 
 def test_a_lost_connection_leaves_the_outcome_of_a_begun_packet_unknown(
@@ -148,11 +165,11 @@ def test_a_lost_connection_leaves_the_outcome_of_a_begun_packet_unknown(
 ) -> None:
     store, origin = counted[0], subject.origin
     subject.execute("CREATE TRIGGER t BEFORE UPDATE ON messages FOR EACH ROW DO SLEEP(0.5)")  # It is not done before.
-    finish = store.begin_acks(subject.table, PAIR, origin)
-    assert finish is not None
+    call = store.begin_acks(subject.table, PAIR, origin)
+    assert call is not None
     store.close()
     with pytest.raises(AckUnknownError):
-        finish()
+        result_of(call)
 
 
 def test_a_locked_table_is_waited_for_once(

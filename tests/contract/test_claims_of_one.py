@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from engine.store.mysql import MySQLStore
 from engine.store.port import StoreError, Timed
 from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import connect
-from tests.support.stores import ServerSubject, counted_store
+from tests.support.stores import ServerSubject, counted_store, result_of
 from tests.support.waiting import eventually
 
 S = NS_PER_S
@@ -49,7 +48,8 @@ def counted(
             called = store.claim_and_fetch
 
             def begin(*claim: Any) -> Timed[ClaimResult]:
-                return (store.begin_claim(*claim) or partial(called, *claim))()
+                begun = store.begin_claim(*claim)
+                return result_of(begun) if begun else called(*claim)
 
             monkeypatch.setattr(store, "claim_and_fetch", begin)
         yield store, sent
@@ -215,10 +215,11 @@ def test_a_claim_that_was_begun_is_carried_out_before_its_result_is_waited_for(
 ) -> None:
     store, _ = counted
     insert(subject, 1)
-    finish = store.begin_claim(subject.table, [Wanted(1, 0, 30 * S)], BODY, 1000, SLOT)
-    assert finish is not None
+    call = store.begin_claim(subject.table, [Wanted(1, 0, 30 * S)], BODY, 1000, SLOT)
+    assert call is not None
     eventually(lambda: row_of(subject, 1)[0] == 1, what="the claim")
-    (claim,) = finish().value.claims
+    (claim,) = result_of(call).value.claims
+    assert not call.waits
     assert row_of(subject, 1)[:2] == (1, claim.deadline_ns)
 
 
@@ -232,10 +233,11 @@ def test_a_claim_is_not_begun_where_it_would_have_to_wait(
     wanted = [Wanted(1, 0, S)]
     assert store.begin_claim(subject.table, [*wanted, Wanted(2, 0, S)], BODY, 1000) is None
     assert store.begin_claim(subject.table, wanted, None, 1000) is None
-    finish = store.begin_claim(subject.table, wanted, BODY, 1000)
-    assert finish is not None
+    assert store.begin_claim(subject.table, wanted, replace(BODY, binary=True), 1000) is None
+    call = store.begin_claim(subject.table, wanted, BODY, 1000)
+    assert call is not None
     assert store.begin_claim(subject.table, [Wanted(2, 0, S)], BODY, 1000) is None
-    assert [claim.key for claim in finish().value.claims] == [1]
+    assert [claim.key for claim in result_of(call).value.claims] == [1]
     assert len(sent) == 1
     store.close()
     assert store.begin_claim(subject.table, [Wanted(2, 0, S)], BODY, 1000) is None

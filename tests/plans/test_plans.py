@@ -546,5 +546,5 @@ class TestPrivileges:
 
 
 def test_no_statement_on_a_table_is_forgotten_here() -> None:
-    on_tables = {name for name, template in templates().items() if re.search(r"\$table\b", template.template)}
+    on_tables = {name for name, text in templates().items() if re.search(r"\$table\b", text.template)}
     assert on_tables == MEASURED | EXEMPT

@@ -17,7 +17,6 @@ from typing import Any
 
 import pymysql
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from proxy.embedded.child_process import ChildProcess
 from proxy.embedded.server import EmbeddedServer
@@ -112,17 +111,19 @@ class RunningProxy:
 
     def metric(self, name: str) -> float:
         """One number of /metrics, without `ackstream_` before its name."""
-        return next(sample.value for sample in self._samples() if sample.name == f"ackstream_{name}")
+        lines = self._metrics().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(f"ackstream_{name} ")))
 
     def buckets(self, name: str) -> dict[float, float]:
         """A histogram of /metrics: how many values are below each bound, in the order of the bounds."""
-        found = (sample for sample in self._samples() if sample.name == f"ackstream_{name}_bucket")
-        return {float(sample.labels["le"]): sample.value for sample in found}
+        families = text_string_to_metric_families(self._metrics())
+        samples = (sample for family in families if family.name == f"ackstream_{name}" for sample in family.samples)
+        return {float(sample.labels["le"]): sample.value for sample in samples if "le" in sample.labels}
 
-    def _samples(self) -> Iterator[Sample]:
+    def _metrics(self) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics?counted=no") as answer:
-            for family in text_string_to_metric_families(answer.read().decode()):
-                yield from family.samples
+            text: str = answer.read().decode()
+        return text
 
     @property
     def memory_kb(self) -> int:

@@ -7,10 +7,12 @@ pass. `MemorySubject` does this in the in-memory store, `ServerSubject` by SQL o
 from __future__ import annotations
 
 import contextlib
+import select
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pymysql.connections import Connection
 
@@ -43,12 +45,14 @@ from engine.store.connection import (
 from engine.store.memory import MemoryStore, Row
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
-from engine.store.port import Origin, Store
+from engine.store.port import BegunCall, Origin, Store, Timed
 from engine.store.queries import statement
 from proxy.embedded.server import EmbeddedServer
 from proxy.session.queries import sql as client_sql
 from tests.support.servers import ServerPool, connect
 from tests.support.waiting import eventually
+
+T = TypeVar("T")
 
 # A proxy that other tests run on the same server sees these tables too: it must never find anything to purge in them,
 # and some of their rows were acknowledged in 1970.
@@ -486,6 +490,16 @@ def counted_store(subject: ServerSubject) -> Iterator[tuple[MySQLStore, list[byt
     store._pool = Pool(lambda: Counted(address, sent), 1)
     yield store, sent
     store.close()
+
+
+def result_of(call: BegunCall[T]) -> Timed[T]:
+    """The result of a call that was begun, waited for as the event loop does it."""
+    deadline_s = time.monotonic() + 10
+    while not call.waits:
+        assert select.select([call.fileno], [], [], deadline_s - time.monotonic())[0], "nothing has come"
+        if call.arrived():
+            break
+    return call.finish()
 
 
 AnySubject = MemorySubject | ServerSubject

@@ -44,6 +44,15 @@ async def all_of(*acks: Awaitable[int | None]) -> list[int | None]:
     return list(await asyncio.gather(*acks))
 
 
+class BegunBatch:
+    """A batch whose result has to be waited for on a thread."""
+
+    waits, fileno, patience_s = True, -1, 60.0
+
+    def __init__(self, finish: Callable[[], Timed[Sequence[int | None]]]) -> None:
+        self.finish = finish
+
+
 @dataclass
 class Store(MemoryStore):
     """Keeps its batches. While `gate` is not set, they wait."""
@@ -56,7 +65,7 @@ class Store(MemoryStore):
     """Whether it begins each batch before a thread waits for the result."""
 
     def begin_acks(self, *batch: Any) -> Any:
-        return functools.partial(self.acknowledge_all, *batch) if self.begins else None
+        return BegunBatch(functools.partial(self.acknowledge_all, *batch)) if self.begins else None
 
     def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
         self.batches.append([ack.key for ack in acks])

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from engine.model import IdKind, Key, TableId
 from engine.quoting import qualified, quoted, text_literal
-from engine.store.queries import FORMS, TableStatements, parse, statement, templates
+from engine.store import queries
+from engine.store.queries import FORMS, TableStatements, Text, parse, statement, statements_of, templates
 from tests.support.stores import MemorySubject
 
 TABLE = MemorySubject().table
@@ -49,6 +50,25 @@ def test_each_order_by_with_a_limit_is_total() -> None:
 def test_a_word_that_is_missing_is_an_error() -> None:
     with pytest.raises(KeyError):
         statement("scan_priority", table="t")
+
+
+def test_words_may_be_replaced_in_two_steps_and_no_value_has_words() -> None:
+    text = Text("SELECT $id FROM $table\nWHERE id IN ($ids)")
+    assert Text("'$$[*]' $$ids $ids$$").substitute({"ids": 5}) == "'$[*]' $ids 5$"
+    bound = text.bound({"table": "`$ids`", "id": "$id", "absent": "?"})
+    assert bound.substitute({"ids": "$table"}) == "SELECT $id FROM `$ids`\nWHERE id IN ($table)"
+    assert bound.bound({"ids": 5}).substitute({}) == bound.substitute({"ids": 5})
+    with pytest.raises(KeyError):
+        bound.substitute({"table": "t"})
+
+
+def test_the_statements_of_a_table_are_those_of_its_present_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "KEPT_MAX", 3)
+    for number in range(10):
+        table = replace(TABLE, id=TableId("shop", f"t{number}"))
+        assert f"`shop`.`t{number}`" in statements_of(table)("lookup", ids="1")
+        assert statements_of(table) is statements_of(table)
+        assert len(queries._kept) <= 3
 
 
 @pytest.mark.parametrize(("name", "text"), [("a", "`a`"), ("a`b", "`a``b`"), ("a.b", "`a.b`"), ("é; --", "`é; --`")])
