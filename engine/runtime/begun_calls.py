@@ -34,8 +34,8 @@ class BegunCalls:
         if call.waits:
             self._finish(call, finish, answer)
         else:
-            self._waiting[call] = loop.call_later(call.patience_s, call.abort)
             loop.add_reader(call.fileno, self._readable, loop, call, finish, answer)
+            self._waiting[call] = loop.call_later(call.patience_s, call.abort)
         return answer
 
     def close(self) -> None:
@@ -48,7 +48,11 @@ class BegunCalls:
     def _readable(
         self, loop: asyncio.AbstractEventLoop, call: BegunCall[Any], finish: Callable[[], T], answer: asyncio.Future[T]
     ) -> None:
-        if call.arrived():
+        try:
+            arrived = call.arrived()
+        except Exception:  # noqa: BLE001  # The replies cannot be followed. `finish` raises it, and the connection ends.
+            arrived = call.waits = True
+        if arrived:
             self._forget(loop, call)
             self._finish(call, finish, answer)
 
@@ -58,8 +62,11 @@ class BegunCalls:
 
     def _finish(self, call: BegunCall[Any], finish: Callable[[], T], answer: asyncio.Future[T]) -> None:
         if call.waits:
-            self._threads.start_apart(finish).add_done_callback(partial(_pass_on, answer))
-            return
+            try:
+                self._threads.start_apart(finish).add_done_callback(partial(_pass_on, answer))
+                return
+            except RuntimeError:
+                call.abort()  # So it does not wait.
         try:
             result = finish()
         except BaseException as error:  # noqa: BLE001  # The caller handles it.

@@ -46,10 +46,11 @@ class CallThreads:
         return answer
 
     def start_apart(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """The same on a thread of its own, which ends with it: the call waits for none of the others."""
+        """The same on a thread of its own, which ends with it: the call waits for none of the others. Raises
+        RuntimeError if the system gives no thread."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._under_way += 1
         threading.Thread(target=self._run, args=(answer, function), name=f"{self._name}_apart", daemon=True).start()
+        self._under_way += 1
         return answer
 
     def close(self) -> None:

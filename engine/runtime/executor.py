@@ -26,6 +26,7 @@ from engine.store.port import BegunCall, Store, StoreError, Timed
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 LOG_INTERVAL_S = 10.0
 """Between two log lines about failures with one number."""
@@ -171,31 +172,50 @@ class StoreExecutor:
             return await self._call(table, method, *args)
 
     def begin(
-        self, method: Callable[..., BegunCall[T] | None], queue: QueueTable, *args: Any
+        self,
+        method: Callable[..., BegunCall[T] | None],
+        called: Callable[..., Timed[T]],
+        queue: QueueTable,
+        *args: Any,
     ) -> Callable[[], Awaitable[T]] | None:
-        """Have the server begin a call now, without a thread: `begin_claim` or `begin_acks` of the store.
-        Returns what waits for the result, as `call` does. None: it has to be called."""
+        """Have the server begin a call of `called` now, without a thread, by `method`: `begin_claim` or
+        `begin_acks` of the store. Returns what waits for the result, as `call` does. None: it has to be
+        called."""
         if self._locked.contains(queue.id):
             return None
         begun_ns = time.monotonic_ns()
         begun = method(queue, *args)
         if begun is None:
             return None
-        answer = self._begun.start(begun, partial(_timed, begun.finish, begun_ns))
-        return partial(self._answer, queue.id, answer)
+        answer = self._begun.start(begun, partial(_finished, begun, begun_ns))
+        return partial(self._begun_answer, answer, called, queue, *args)
+
+    async def _begun_answer(
+        self,
+        calling: asyncio.Future[_Answered[T] | None],
+        called: Callable[..., Timed[T]],
+        queue: QueueTable,
+        *args: Any,
+    ) -> T:
+        answered = await self._failing(queue.id, calling)
+        return await self.call(called, queue, *args) if answered is None else self._observed(answered)
 
     async def _call(self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any) -> T:
-        return await self._answer(table, self._threads.start(partial(_timed, partial(method, *args))))
+        return self._observed(await self._failing(table, self._threads.start(partial(_timed, method, *args))))
 
-    async def _answer(self, table: TableId | None, calling: asyncio.Future[tuple[int, int, Timed[T]]]) -> T:
-        """The result of a call on a thread."""
+    async def _failing(self, table: TableId | None, calling: asyncio.Future[V]) -> V:
+        """The outcome of a call. Takes note of an error."""
         try:
-            called_ns, answered_ns, answer = await calling
+            return await calling
         except StoreError as error:
             self.counters.store_errors += 1
             if table is not None and error.waited:
                 self._locked.waited(table)
             raise
+
+    def _observed(self, answered: _Answered[T]) -> T:
+        """The value of a result. Takes note of the server's clock."""
+        called_ns, answered_ns, answer = answered
         self.counters.store_answers += 1
         if self.clock.observe(called_ns, answered_ns, answer.now_ns):
             self.on_clock_set()
@@ -230,8 +250,16 @@ class StoreExecutor:
         self._begun.close()
 
 
-def _timed(call: Callable[[], Timed[T]], begun_ns: int | None = None) -> tuple[int, int, Timed[T]]:
-    """The result of a call, with the monotonic times between which the server has read its clock."""
-    called_ns = time.monotonic_ns() if begun_ns is None else begun_ns
-    answer = call()
+_Answered = tuple[int, int, Timed[T]]
+"""A result, behind the monotonic times between which the server has read its clock."""
+
+
+def _timed(method: Callable[..., Timed[T]], *args: Any) -> _Answered[T]:
+    called_ns = time.monotonic_ns()
+    answer = method(*args)
     return called_ns, time.monotonic_ns(), answer
+
+
+def _finished(call: BegunCall[T], begun_ns: int) -> _Answered[T] | None:
+    answer = call.finish()
+    return None if answer is None else (begun_ns, time.monotonic_ns(), answer)

@@ -92,14 +92,22 @@ class GatheredAcks:
         batch = [one for one in waiting if one.origin == origin]
         if len(batch) > 1:
             others = [one for one in waiting if one.origin != origin]
-            acks = [one.ack for one in batch]
-            begun = self._executor.begin(self._executor.store.begin_acks, queue, acks, origin)
-            self._executor.spawn(self._run(queue, batch, begun), f"ACKs {queue.id}")
+            self._executor.spawn(self._run(queue, batch, self._begun(queue, batch)), f"ACKs {queue.id}")
         else:
             others = waiting
             self._under_way = False
         for one in others:
             one.give(None)
+
+    def _begun(self, queue: QueueTable, batch: Sequence[_Waiting]) -> BegunAcks | None:
+        """Have the server begin the batch now, if that is possible. A fault in ackstream is the batch's: its
+        clients get answers."""
+        store = self._executor.store
+        acks, origin = [one.ack for one in batch], batch[0].origin
+        try:
+            return self._executor.begin(store.begin_acks, store.acknowledge_all, queue, acks, origin)
+        except Exception as error:  # noqa: BLE001  # `_run` raises it.
+            return partial(_failed, error)
 
     async def _run(self, queue: QueueTable, batch: Sequence[_Waiting], begun: BegunAcks | None) -> None:
         loop = asyncio.get_running_loop()
@@ -145,3 +153,7 @@ class GatheredAcks:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.give(None)
+
+
+async def _failed(error: Exception) -> Sequence[int | None]:
+    raise error

@@ -487,7 +487,8 @@ class TableRunner:
     def _begin(self, claim: Claim) -> BegunClaim | None:
         """Have the server begin a claim now, if that is possible: events that come before its task runs
         then delay it no more."""
-        return self._executor.begin(self._executor.store.begin_claim, *self._arguments(claim))
+        store = self._executor.store
+        return self._executor.begin(store.begin_claim, store.claim_and_fetch, *self._arguments(claim))
 
     def _arguments(self, claim: Claim) -> tuple[QueueTable, Sequence[Wanted], RowFormat | None, int, int]:
         budget_bytes = self._executor.settings.fetch_budget_bytes

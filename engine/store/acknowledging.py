@@ -28,6 +28,9 @@ SHORT_MAX: Final = 200
 """ACKs in a packet that certainly fits into an empty send buffer, which has 16 kB on Linux: an id of 20
 digits is in it twice."""
 
+LOCKED_AT: Final = 3
+"""The place of the locked rows among the results."""
+
 Counts = Sequence[int | None]
 """The affected rows of each ACK; None: it is left out."""
 
@@ -85,14 +88,15 @@ class AckBatch:
             for result in connection.results(sent):
                 results.append(result)  # noqa: PERF402  # Those before an error count.
         except StoreError as error:
-            if connection.broken or len(results) == sent.statements - 1:
-                self._surely_undone(connection, self._ids, error)
+            if connection.broken or len(results) == sent.statements - 1:  # At the commit.
+                keys = self._ids if connection.broken else self._shares([results[LOCKED_AT]])[1]
+                self._surely_undone(connection, keys, error)
                 raise
             if error.waited and time.monotonic() - self._sent_s > WAITED_S:
                 raise
             return None  # The reset has rolled back.
-        _, now, _, locked, update, _ = results
-        counts, keys = self._shares([locked])
+        now, update = results[1], results[-2]
+        counts, keys = self._shares([results[LOCKED_AT]])
         if update.affected != len(keys):
             connection.broken = True  # It is committed: nothing is to be rolled back.
             raise AckUnknownError("a message was changed between two statements of one transaction")

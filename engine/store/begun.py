@@ -70,7 +70,7 @@ class Replies:
 class ConnectionCall(Generic[T]):
     """A call on a connection of the pool (port.BegunCall)."""
 
-    def __init__(self, connection: StoreConnection, begun: Begun | None, finish: Callable[[], Timed[T]]) -> None:
+    def __init__(self, connection: StoreConnection, begun: Begun | None, finish: Callable[[], Timed[T] | None]) -> None:
         """`begun`: None if the packet could not be sent. `finish` gives the connection back."""
         self.finish = finish
         self.fileno = connection.fileno()

@@ -253,6 +253,7 @@ class StoreConnection:
 
     def begin(self, statements: Sequence[str], context: SessionContext = OWN_CONTEXT) -> Begun:
         """Send statements in one packet, in this context. `results` reads the replies. Raises StoreError."""
+        assert statements  # The reply to none would be left.
         return self._write(statements, context)
 
     def results(self, begun: Begun, keep_last: Callable[[bytes], None] | None = None) -> Iterator[Result]:
@@ -428,7 +429,7 @@ class StoreConnection:
             piece = self._socket.recv(READ_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError):  # The latter: a part of a TLS record, or a ticket.
             return None
-        except OSError:
+        except (OSError, ValueError):  # The latter: `abort` has ended TLS meanwhile.
             pass
         finally:
             self._socket.settimeout(self._limits.read_s)

@@ -355,10 +355,9 @@ class MySQLStore:
         claim = ClaimOfOne(table, wanted[0], slot, fetch_of)
         begun = claim.send(connection)
 
-        def finish() -> Timed[ClaimResult]:
+        def finish() -> Timed[ClaimResult] | None:
             with self._pool.lent(connection):
-                result = self._claim_one(connection, table, claim)
-            return result or self._claim_any(table, wanted, slot, fetch_of)
+                return self._claim_one(connection, table, claim)
 
         return ConnectionCall(connection, begun, finish)
 

@@ -55,6 +55,8 @@ class Pool:
         self._outdated: set[StoreConnection] = set()
         """The busy connections that will be closed when they are given back."""
         self._opening = 0
+        self._wanted = 0
+        """Callers that wait for a connection. They get one before `ready` does."""
         self._closed = False
         self._abandoned = 0
         """How often all connections were abandoned."""
@@ -75,7 +77,7 @@ class Pool:
         except StoreError:
             return None
         with self._changed:
-            if self._closed or not self._idle:
+            if self._closed or self._wanted or not self._idle:
                 return None
             connection = self._idle[-1]
             if server is not None and connection.server != server:
@@ -157,19 +159,27 @@ class Pool:
     def _idle_one(self, context: SessionContext) -> StoreConnection | None:
         """An idle connection; None: the caller has to open one."""
         with self._changed:
-            while True:
-                self._changed.wait_for(self._may_go_on)
-                if self._closed:
-                    raise StoreError(CLOSED)
-                if self._idle:
-                    connection = self._idle.pop(self._best(context))
-                    self._busy.add(connection)
-                    return connection
-                if not (self._opening and self._reach.away):
-                    break
-                self._changed.wait()  # Another call tries whether the server is back: one attempt is enough.
-            self._reach.check()
-            self._opening += 1
+            self._wanted += 1
+            try:
+                return self._awaited(context)
+            finally:
+                self._wanted -= 1
+
+    def _awaited(self, context: SessionContext) -> StoreConnection | None:
+        """`_idle_one`, with the lock held."""
+        while True:
+            self._changed.wait_for(self._may_go_on)
+            if self._closed:
+                raise StoreError(CLOSED)
+            if self._idle:
+                connection = self._idle.pop(self._best(context))
+                self._busy.add(connection)
+                return connection
+            if not (self._opening and self._reach.away):
+                break
+            self._changed.wait()  # Another call tries whether the server is back: one attempt is enough.
+        self._reach.check()
+        self._opening += 1
         return None
 
     def _opened(self) -> StoreConnection:

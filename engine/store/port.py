@@ -152,8 +152,9 @@ class BegunCall(Protocol[T_co]):
     """Whether `finish` may wait for the server. Known when `arrived` has returned True, or before."""
 
     @property
-    def finish(self) -> Callable[[], Timed[T_co]]:
-        """Returns the result. To be called once. Raises StoreError."""
+    def finish(self) -> Callable[[], Timed[T_co] | None]:
+        """Returns the result; None if the server has refused it, and nothing was done: the usual method has
+        to be called. To be called once. Raises StoreError."""
 
     def arrived(self) -> bool:
         """Read what has come. Returns whether `finish` is to be called."""

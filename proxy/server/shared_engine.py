@@ -225,9 +225,11 @@ class SharedEngine(Engine):
         """As Engine's."""
 
         def acknowledged(result: AckResult) -> None:
-            if isinstance(result, int) and result:
-                self._notify_unless_logged(messages.Acknowledged(table, [value]))
-            answer(result)
+            try:
+                if isinstance(result, int) and result:
+                    self._notify_unless_logged(messages.Acknowledged(table, [value]))
+            finally:
+                answer(result)
 
         return super().gather_ack(table, value, epoch, origin, acknowledged)
 

@@ -13,6 +13,7 @@ one of the same form (OwnAcks), and has run nothing that could make another one 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,6 +39,8 @@ from sqlrewrite.classify import Verb
 from sqlrewrite.errors import PARSE_ERROR
 from sqlrewrite.names import Param, TableName
 from sqlrewrite.server_errors import TEXT_MAX, in_own_words
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
@@ -188,13 +191,18 @@ def _answer(
     session: ClientSession, table: TableId, answers: AckAnswers, over: Callable[[bool], object], result: AckResult
 ) -> None:
     """Answer an ACK that was gathered, unless nothing was done."""
-    if isinstance(result, int):
-        session.own_acks.catch_up = _leaving(result, table)
-        session.send(answers.of(result))
-    elif result is not None:
-        error = ServerError(1105, "HY000", OUTCOME_UNKNOWN.format(result))
-        session.send(frame(make_err(error.code, error.sqlstate, error.message), 1))
-    over(result is not None)
+    try:
+        if isinstance(result, int):
+            session.own_acks.catch_up = _leaving(result, table)
+            session.send(answers.of(result))
+        elif result is not None:
+            error = ServerError(1105, "HY000", OUTCOME_UNKNOWN.format(result))
+            session.send(frame(make_err(error.code, error.sqlstate, error.message), 1))
+    except Exception:
+        log.exception("%r: an ACK could not be answered", session, extra={"event": "statement.fault"})
+        session.client.close()
+    finally:
+        over(result is not None)
 
 
 def _set(future: asyncio.Future[bool], result: bool) -> None:  # noqa: FBT001

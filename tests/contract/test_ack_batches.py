@@ -50,7 +50,9 @@ def batch(request: pytest.FixtureRequest, subject: ServerSubject, counted: tuple
 
     def carry_out(acks: Sequence[Ack]) -> Sequence[int | None]:
         begun = store.begin_acks(subject.table, acks, origin) if request.param == "begun" else None
-        return list((result_of(begun) if begun else store.acknowledge_all(subject.table, acks, origin)).value)
+        result = result_of(begun) if begun else store.acknowledge_all(subject.table, acks, origin)
+        assert result is not None
+        return list(result.value)
 
     return carry_out
 
@@ -94,8 +96,9 @@ def test_a_packet_that_was_begun_is_carried_out_before_its_result_is_waited_for(
     call = counted[0].begin_acks(subject.table, PAIR, subject.origin)
     assert call is not None
     eventually(lambda: live(subject) == [3], what="the acknowledgement")
-    assert result_of(call).value == (1, 1)
-    assert not call.waits
+    result = result_of(call)
+    assert result is not None
+    assert (result.value, call.waits) == ((1, 1), False)
 
 
 def test_its_replies_may_come_in_tls_records(subject: ServerSubject) -> None:
@@ -125,7 +128,9 @@ def test_nothing_is_begun_that_would_have_to_wait(
     call = begin(PAIR, subject.origin)
     assert call is not None
     assert begin([Ack(3), Ack(3)], subject.origin) is None
-    assert (result_of(call).value, len(sent)) == ((1, 1), 1)
+    result = result_of(call)
+    assert result is not None
+    assert (result.value, len(sent)) == ((1, 1), 1)
     store.close()
     assert begin([Ack(3), Ack(3)], subject.origin) is None
     assert live(subject) == [3]
@@ -144,6 +149,7 @@ def test_on_a_read_only_server_all_are_left_out(private_server: EmbeddedServer, 
         call = store.begin_acks(subject.table, PAIR, origin) if begun else None
         assert (call is None) is not begun
         result = result_of(call) if call else store.acknowledge_all(subject.table, PAIR, origin)
+        assert result is not None
         assert list(result.value) == [None, None]
         assert live(subject) == [1, 2]
     finally:
@@ -185,10 +191,10 @@ def test_a_locked_table_is_waited_for_once(
 def test_a_commit_that_fails_is_certainly_undone_if_the_rows_show_it(
     subject: ServerSubject, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's reply to the commit is replaced."""
+    """The server's reply to the commit is replaced. One of the messages does not exist."""
     failing(monkeypatch, committed=False)
     with pytest.raises(StoreError) as raised:
-        batch(PAIR)
+        batch([*PAIR, Ack(77)])
     assert not isinstance(raised.value, AckUnknownError)
     assert live(subject) == [1, 2, 3]
 

@@ -492,7 +492,7 @@ def counted_store(subject: ServerSubject) -> Iterator[tuple[MySQLStore, list[byt
     store.close()
 
 
-def result_of(call: BegunCall[T]) -> Timed[T]:
+def result_of(call: BegunCall[T]) -> Timed[T] | None:
     """The result of a call that was begun, waited for as the event loop does it."""
     deadline_s = time.monotonic() + 10
     while not call.waits:

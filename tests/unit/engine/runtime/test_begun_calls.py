@@ -31,6 +31,7 @@ class Call:
         self.came, self.finished = asyncio.Event(), threading.Event()
         self.finished_on: list[threading.Thread] = []
         self.error: Exception | None = None
+        self.refused = False
 
     def arrived(self) -> bool:
         piece = self.ours.recv(100)
@@ -39,12 +40,12 @@ class Call:
         self.waits = not piece or self.read.endswith(b"!")
         return not piece or len(self.read) == 2
 
-    def finish(self) -> Timed[ClaimResult]:
+    def finish(self) -> Timed[ClaimResult] | None:
         self.finished_on.append(threading.current_thread())
         self.finished.set()
         if self.error is not None:
             raise self.error
-        return NOTHING
+        return None if self.refused else NOTHING
 
     def abort(self) -> None:
         self.ours.shutdown(socket.SHUT_RDWR)
@@ -63,6 +64,9 @@ class BeginningStore(MemoryStore):
 
     def begin_claim(self, *_claim: object) -> Call | None:
         return self.calls.pop(0) if self.calls else None
+
+    def claim_and_fetch(self, *_claim: object) -> Timed[ClaimResult]:
+        return Timed(ClaimResult((), None, None, (7,)), NOW_NS)
 
 
 Scene = Callable[[StoreExecutor], Awaitable[None]]
@@ -85,7 +89,7 @@ def play(scene: Scene, *calls: Call) -> None:
 
 
 def begin(executor: StoreExecutor) -> asyncio.Future[ClaimResult]:
-    begun = executor.begin(executor.store.begin_claim, *CLAIM)
+    begun = executor.begin(executor.store.begin_claim, executor.store.claim_and_fetch, *CLAIM)
     assert begun is not None
     return asyncio.ensure_future(begun())
 
@@ -126,6 +130,58 @@ def test_what_may_wait_for_the_server_is_finished_on_a_thread_though_all_others_
         finished.set()
         assert all(await asyncio.gather(*calls))
         assert call.finished_on != [threading.main_thread()]
+
+    play(scene, call)
+
+
+def test_one_that_the_server_has_refused_is_called_again_as_usual() -> None:
+    call = Call()
+    call.refused = True
+
+    async def scene(executor: StoreExecutor) -> None:
+        result = begin(executor)
+        call.servers.send(b"o!")
+        assert (await result).waiting == (7,)
+
+    play(scene, call)
+
+
+def test_replies_that_cannot_be_followed_are_its_error_and_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call()
+    call.error = StoreError("malformed")
+    tries = list[None]()
+
+    def fails() -> bool:
+        tries.append(None)
+        raise IndexError
+
+    monkeypatch.setattr(call, "arrived", fails)
+
+    async def scene(executor: StoreExecutor) -> None:
+        result = begin(executor)
+        call.servers.send(b"?")
+        with pytest.raises(StoreError, match="malformed"):
+            await result
+        assert len(tries) == 1
+        assert call.finished_on != [threading.main_thread()]
+
+    play(scene, call)
+
+
+def test_without_another_thread_its_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call()
+    call.error = StoreError("the connection to the server broke")
+
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scene(executor: StoreExecutor) -> None:
+        result = begin(executor)
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        call.servers.send(b"o!")
+        with pytest.raises(StoreError, match="broke"):
+            await result
+        assert call.ours.recv(1) == b""
 
     play(scene, call)
 
@@ -226,6 +282,6 @@ def test_nothing_is_begun_on_a_table_that_was_locked_a_moment_ago() -> None:
 
         with pytest.raises(StoreError):
             await executor.call(fails, CLAIM[0])
-        assert executor.begin(executor.store.begin_claim, *CLAIM) is None
+        assert executor.begin(executor.store.begin_claim, executor.store.claim_and_fetch, *CLAIM) is None
 
     play(scene, call)

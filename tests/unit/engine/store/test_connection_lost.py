@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -411,3 +412,27 @@ def test_a_connection_that_was_taken_is_used_to_its_end_when_the_pool_is_renewed
         with pool.connection() as another:
             another.run(["next"])
         assert (server.logins, asked(server, "late")) == (2, 1)
+
+
+def test_no_connection_is_ready_while_a_thread_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the event loop, which is quick, could take each one that it gives back."""
+    with pool_on(most=1) as (_, pool):
+        with pool.connection():
+            pass
+        ready = pool.ready()
+        assert ready is not None
+        with ThreadPoolExecutor(1) as threads:
+            waits = threads.submit(waited_for, pool)
+            eventually(lambda: pool._wanted, what="a thread that waits")
+            with monkeypatch.context() as late, pool.lent(ready):
+                late.setattr(pool._changed, "notify", lambda: None)  # The thread is slow.
+            assert pool.ready() is None
+            with pool._changed:
+                pool._changed.notify()
+            assert waits.result(10) is ready
+        assert pool.ready() is ready
+
+
+def waited_for(pool: Pool) -> StoreConnection:
+    with pool.connection() as connection:
+        return connection
