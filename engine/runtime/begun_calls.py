@@ -70,10 +70,10 @@ class BegunCalls:
         try:
             result = finish()
         except BaseException as error:  # noqa: BLE001  # The caller handles it.
-            if not answer.done():
+            if not answer.done():  # Else the caller was cancelled.
                 answer.set_exception(error)
         else:
-            if not answer.done():  # The caller was cancelled.
+            if not answer.done():
                 answer.set_result(result)
 
 
