@@ -22,8 +22,8 @@ from engine.binlog.pipe import BinlogLimits, FollowRequest
 from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.binlog.scope import Scope
 from engine.model import QueueTable, TableId, Wanted
-from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.own_writes import OwnWrites
 from proxy.embedded.server import EmbeddedServer
 from tests.support.queues import create_queue

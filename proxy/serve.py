@@ -20,8 +20,8 @@ import uvloop
 from engine.binlog.supervisor import BinlogFollower
 from engine.service import Engine
 from engine.store import pymysql_adapter
-from engine.store.connection import ConnectionLimits
 from engine.store.mysql import MySQLStore
+from engine.store.opening import ConnectionLimits
 from engine.store.own_writes import OwnWrites
 from engine.store.reach import Reach
 from engine.store.route import Route

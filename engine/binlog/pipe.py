@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from engine.binlog.scope import FollowedTables
 from engine.model import Key
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 
 HEAD_BYTES = 4
 

@@ -55,8 +55,9 @@ from engine.binlog.scope import FollowedTables, Scope
 from engine.model import TableId
 from engine.packets import text_values
 from engine.quoting import text_literal
-from engine.store.connection import ConnectionLimits, StoreConnection, connect
+from engine.store.connection import StoreConnection
 from engine.store.information_schema import now_ns
+from engine.store.opening import ConnectionLimits, connect
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER, Connection, Cursor, IncompatibleVersionError, InterfaceError, MySQLError
 from engine.store.queries import statement

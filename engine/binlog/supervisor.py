@@ -38,7 +38,7 @@ from engine.binlog.pipe import (
 from engine.binlog.scope import FollowedTables, Scope, change_filter
 from engine.model import Entry, TableId
 from engine.service import Engine
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from engine.store.own_writes import OwnWrites
 from engine.store.port import NoPrimaryError, StoreError
 from engine.store.route import Route

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from engine.packets import text_values
 from engine.primary.election import Seen, State
-from engine.store.connection import BackendAddress, ConnectionLimits, Result, StoreConnection
+from engine.store.connection import Result, StoreConnection
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.port import StoreError
 from engine.store.queries import statement
 

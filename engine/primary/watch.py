@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from engine.primary.election import Decision, Election, Seen, State
 from engine.primary.observation import Observer
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 
 log = logging.getLogger(__name__)
 

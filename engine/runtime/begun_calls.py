@@ -27,8 +27,8 @@ class BegunCalls:
         self._waiting: dict[BegunCall[Any], asyncio.TimerHandle] = {}
 
     def start(self, call: BegunCall[Any], finish: Callable[[], T]) -> asyncio.Future[T]:
-        """Wait for the call, and call `finish`, which calls `call.finish`. Returns what it returns, and
-        raises what it raises. A caller that is cancelled does not withdraw the call."""
+        """Wait for the replies, then call `finish`, which must call `call.finish` once. The future has what it
+        returns or raises. Cancelling the future does not withdraw the call."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         if call.waits:

@@ -35,7 +35,6 @@ AckResult = int | AckUnknownError | None
 """The affected rows of an ACK that is committed; None: nothing was done, and its client has to carry it
 out."""
 
-
 BegunAcks = Callable[[], Awaitable[Sequence[int | None]]]
 """Waits for a batch that the server carries out."""
 

@@ -1,10 +1,11 @@
 """The transaction that acknowledges messages for several clients (`acks`), on a connection of the engine.
 
 It is one packet if each ACK names its message by the id alone: the rows are locked, updated, and
-committed. `send` may send it before a thread waits for the replies. If another transaction has locked one
-of the rows, the server refuses the packet at the first statement, and nothing was done. The messages
-are then acknowledged in two packets, as those of ACKs that name an epoch: the first locks the rows that
-nobody else has locked, the second updates just these.
+committed. `send` sends it, and `run` reads the replies, maybe later. If another transaction has locked one
+of the rows, the server refuses the locking SELECT, and if the server is read-only, the statement before
+it. What is behind a refused statement does not run, so nothing was done. The messages are then
+acknowledged in two packets, as those of ACKs that name an epoch: the first locks the rows that nobody
+else has locked, the second updates just these.
 """
 
 from __future__ import annotations

@@ -56,17 +56,13 @@ from engine.store.batches import Batches
 from engine.store.begun import ConnectionCall
 from engine.store.claim_limits import ClaimLimits
 from engine.store.claiming import Claim, ClaimOfOne, FetchOf
-from engine.store.connection import (
-    BackendAddress,
-    ConnectionLimits,
-    Result,
-    StoreConnection,
-)
+from engine.store.connection import Result, StoreConnection
 from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import Fetch
 from engine.store.group_rates import IdleRates
 from engine.store.group_scan import scan_by_group
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
 from engine.store.pool import Pool

@@ -38,14 +38,12 @@ CASES = 64
 """Rows with different values in one UPDATE. The server compares every row with every case."""
 
 KEPT_MAX = 1_000
-"""Tables whose statements are kept. Those of one have 20 kB."""
+"""Tables whose statements are kept. Those of one have 50 kB at most, and usually 10."""
 
 _kept: dict[int, tuple[QueueTable, TableStatements]] = {}
 """By the identity of the table: to hash a description takes as long as to make its statements."""
 
 _NAME = re.compile(r"-- name: (\w+)")
-
-
 _WORD = re.compile(r"\$(\$|[a-z_]+)")
 
 

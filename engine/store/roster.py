@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from engine.model import SLOT_LOCK, TableId
 from engine.packets import text_values
 from engine.quoting import text_literal
-from engine.store.connection import PROGRAM, StoreConnection
+from engine.store.connection import StoreConnection
+from engine.store.opening import PROGRAM
 from engine.store.pool import CLOSED
 from engine.store.port import Roster, StoreError, Timed
 from engine.store.queries import statement

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from engine.store.port import NoPrimaryError, StoreError
 
 READ_ONLY = frozenset({1047, 1290, 1836, 3032, 3100})

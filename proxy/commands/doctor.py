@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from engine.model import BrokenTable, TableId
-from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from proxy.checks import Finding, ahead_s, of_server
 from proxy.commands.connection import EXIT_FAILED

@@ -19,9 +19,10 @@ from engine.catalog.own_tables import OWN_TABLES, OwnTable, version_of
 from engine.model import QueueTable, TableId
 from engine.packets import text_values
 from engine.quoting import qualified, text_literal
-from engine.store.connection import DENIED, BackendAddress, ConnectionLimits, StoreConnection
+from engine.store.connection import DENIED, StoreConnection
 from engine.store.information_schema import own_comments
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import statement

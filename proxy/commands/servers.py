@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from proxy.commands.connection import EXIT_USAGE
 from proxy.settings import BadSetting, Settings, load
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from engine.primary.election import Decision
 from engine.primary.watch import PrimaryWatch
 from engine.service import Engine
-from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.route import Route
 from proxy.backend import Backend
 from proxy.server.listener import Proxy

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.service import Engine
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from engine.store.port import NoPrimaryError, Origin, StoreError, may_be_same
 from engine.store.pymysql_adapter import ER
 from engine.store.reach import Reach

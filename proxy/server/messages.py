@@ -9,7 +9,7 @@ from enum import Enum, auto
 from engine.binlog.pipe import ChangeBatch
 from engine.binlog.scope import FollowedTables
 from engine.model import TableId
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from engine.store.port import Origin
 from proxy.server.allowances import Limited
 from proxy.server.inspection import Question

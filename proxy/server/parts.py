@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.store.connection import BackendAddress
 from engine.store.mysql import StoreLimits
+from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.route import Route

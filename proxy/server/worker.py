@@ -21,7 +21,7 @@ from engine.binlog.scope import FollowedTables
 from engine.binlog.supervisor import EngineChanges
 from engine.model import TableId
 from engine.service import Engine
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from engine.store.own_writes import OwnWrites
 from engine.store.port import Origin, StoreError
 from engine.store.reach import Reach

@@ -40,6 +40,9 @@ from proxy.wire.walker import ResponseWalker
 from sqlrewrite.classify import QUEUE_STATEMENT_VERBS, Verb
 
 QUERY = bytes([Commands.COM_QUERY])
+KNOWN_ACK_MAX = 1024
+"""Bytes of a command with the text of a known ACK, which has 256 at most, and with query attributes. A longer
+command is not copied to look for one."""
 
 
 class RelayingSession(Protocol):
@@ -106,7 +109,7 @@ class CommandRelay:
         """Bytes from the client. Raises WireError if the connection has to end."""
         at_rest = not self._statement_bytes and not self.withheld and self._authentication.change_user is None
         if at_rest and self._framer.is_command(data):
-            if self._own_acks.knows_texts and self._begin_ack(data[HEADER:]):
+            if self._own_acks.knows_texts and self._begin_ack(data):
                 return
             catches_up = self._own_acks.catch_up is not None
             if not catches_up and (pending := self._classifier.classify_fast(data)) is not NOT_FAST:
@@ -186,7 +189,7 @@ class CommandRelay:
         login = self._authentication.info
         if event.byte == COM_CHANGE_USER and login is not None and login.dialogue.translates:
             return self._begin_change_of_user(event, login)
-        if self._own_acks.knows_texts and event.whole and self._begin_ack(event.payload):
+        if self._own_acks.knows_texts and event.whole and self._begin_ack(event.data):
             return True
         if self._classifier.preparing and event.byte in ABOUT_STATEMENTS:
             return False  # It may be about the statement whose number the server has not returned yet.
@@ -230,10 +233,14 @@ class CommandRelay:
         self._session.begin_statement(verb, command.payload)
         return True
 
-    def _begin_ack(self, payload: bytes) -> bool:
-        """Begin an ACK whose text is known, if it may be carried out together with those of other clients."""
-        if payload[:1] != QUERY or self._classifier.next_transaction_is_set or not self.walker.idle:
+    def _begin_ack(self, data: bytes) -> bool:
+        """Begin an ACK whose text is known, if it may be carried out together with those of other clients.
+        `data`: a whole command."""
+        if len(data) > KNOWN_ACK_MAX or data[HEADER : HEADER + 1] != QUERY:
             return False
+        if self._classifier.next_transaction_is_set or not self.walker.idle:
+            return False
+        payload = data[HEADER:]
         try:
             text = query_text(payload, attributes=self._classifier.attributes)
         except WireError:

@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.packets import WireError, frame
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from engine.store.port import Origin
 from engine.store.route import READ_ONLY
 from proxy.login.dialogue import LoginRefused

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Final
 
 from engine.packets import ERR, WireError
-from engine.store.connection import BackendAddress, ConnectionLimits, connect
+from engine.store.opening import BackendAddress, ConnectionLimits, connect
 from engine.store.pymysql_adapter import Connection, MySQLError
 from proxy.settings import BadSetting
 from proxy.transport.addresses import is_loopback, shown

@@ -12,8 +12,9 @@ import pytest
 
 from engine.store.acknowledging import SHORT_MAX
 from engine.store.acks import Ack
-from engine.store.connection import BackendAddress, Begun, Result, StoreConnection
+from engine.store.connection import Begun, Result, StoreConnection
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.port import AckUnknownError, StoreError
 from proxy.embedded.server import EmbeddedServer
 from tests.support.stores import ServerSubject, counted_store, result_of
@@ -99,6 +100,31 @@ def test_a_packet_that_was_begun_is_carried_out_before_its_result_is_waited_for(
     result = result_of(call)
     assert result is not None
     assert (result.value, call.waits) == ((1, 1), False)
+
+
+def test_of_proxies_that_acknowledge_the_same_messages_at_once_one_counts_each(
+    subject: ServerSubject, counted: tuple[MySQLStore, list[bytes]]
+) -> None:
+    """The one that comes later finds locked rows, or none."""
+    keys = range(1000, 1020)
+    acks = [Ack(key) for key in keys]
+    with counted_store(subject) as (second, _), counted_store(subject) as (third, _):
+        stores = [counted[0], second, third]
+        for store in stores:
+            store.acknowledge_all(subject.table, [Ack(77)], subject.origin)
+        for _ in range(20):
+            subject.execute("DELETE FROM messages")
+            subject.execute(f"INSERT INTO messages (id) VALUES {', '.join(f'({key})' for key in keys)}")
+            for store in stores:
+                store.ping()
+            calls = [store.begin_acks(subject.table, acks, subject.origin) for store in stores]
+            results = [result_of(call) for call in calls if call is not None]
+            assert len(results) == len(stores)
+            counts = [
+                sum(count or 0 for count in of_key) for of_key in zip(*(r.value for r in results if r), strict=True)
+            ]
+            assert max(counts) <= 1
+            assert live(subject) == [key for key, count in zip(keys, counts, strict=True) if not count]
 
 
 def test_its_replies_may_come_in_tls_records(subject: ServerSubject) -> None:

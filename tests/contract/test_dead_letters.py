@@ -11,8 +11,9 @@ import pymysql
 import pytest
 
 from engine.model import NS_PER_S, MoveResult, TableId, Wanted
-from engine.store.connection import BackendAddress, StoreConnection
+from engine.store.connection import StoreConnection
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from proxy.embedded.server import EmbeddedServer
 from tests.support.stores import COLUMNS, COMMENT, TAKING, ServerSubject, interrupted_store, nothing

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from engine.model import NS_PER_S, Group, GroupColumn, IdKind, Key, LimitsLeft, QueueTable, Wanted
-from engine.store.connection import BackendAddress
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import ServerPool

@@ -13,8 +13,8 @@ import pytest
 
 from engine.model import NS_PER_S, MoveResult, QueueTable, TableId, Wanted
 from engine.store import partitions
-from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore, StoreLimits
+from engine.store.opening import BackendAddress
 from engine.store.partition_plan import AHEAD
 from engine.store.partitions import NOWAIT_ROUNDS
 from engine.store.queries import partition_clause

@@ -26,9 +26,9 @@ from engine.model import (
     TableId,
     Wanted,
 )
-from engine.store.connection import BackendAddress
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from engine.store.semaphores import NAMES_MAX, lock_name
 from tests.support.servers import ServerPool

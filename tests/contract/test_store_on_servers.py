@@ -32,8 +32,9 @@ from engine.model import (
 )
 from engine.store import information_schema, mysql
 from engine.store.acks import Ack
-from engine.store.connection import BackendAddress, Result, StoreConnection
+from engine.store.connection import Result, StoreConnection
 from engine.store.mysql import MySQLStore, StoreLimits
+from engine.store.opening import BackendAddress
 from engine.store.port import AckUnknownError, Origin, Roster, StoreError, Timed
 from proxy.embedded.server import EmbeddedServer, Flavour
 from proxy.wire.packets import is_end_of_rows

@@ -22,8 +22,8 @@ from engine.binlog.pipe import (
 from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.binlog.scope import FollowedTables, Scope
 from engine.model import Entry, Key, QueueTable, TableId
-from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from proxy.embedded.server import EmbeddedServer
 from tests.support.queues import directives, run
 from tests.support.servers import connect

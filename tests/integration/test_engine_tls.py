@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from engine.packets import text_values
-from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection
+from engine.store.connection import StoreConnection
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.port import StoreError
 from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import connect

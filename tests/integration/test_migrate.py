@@ -15,8 +15,9 @@ import pytest
 
 from engine.catalog.own_tables import RATES_TABLE
 from engine.model import QueueTable, TableId
-from engine.store.connection import BackendAddress, StoreConnection
+from engine.store.connection import StoreConnection
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from proxy.commands import migrate
 from proxy.embedded.server import EmbeddedServer

@@ -17,8 +17,8 @@ from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.binlog.replication_adapter import Event, Rows
 from engine.binlog.scope import ChangeFilter, Scope
 from engine.model import Entry, Key, QueueTable, Return, TableId, Wanted
-from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.own_writes import OwnWrites
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.queues import create_queue, enqueue, rows, run

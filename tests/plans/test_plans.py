@@ -35,16 +35,9 @@ from engine.model import (
 from engine.packets import text_values
 from engine.quoting import qualified
 from engine.store.acks import Ack
-from engine.store.connection import (
-    OWN_CONTEXT,
-    BackendAddress,
-    Begun,
-    ConnectionLimits,
-    Result,
-    SessionContext,
-    StoreConnection,
-)
+from engine.store.connection import OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.pool import Pool
 from engine.store.queries import TableStatements, partition_clause, statement, templates
 from proxy.embedded.server import EmbeddedServer

@@ -13,8 +13,8 @@ import pytest
 
 from engine.model import NS_PER_S, WAITING_NS, BatchCheck, BatchesChecked, FollowUpPlace, Wanted
 from engine.packets import text_values
-from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress
 from engine.store.pool import Pool
 from tests.plans.test_plans import SLACK, Bench, MeasuringConnection, Meter
 from tests.support.servers import ServerPool

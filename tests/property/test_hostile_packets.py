@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.packets import frame
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from engine.store.route import Route
 from proxy.server.listener import Proxy
 from proxy.session.ports import ClientSession

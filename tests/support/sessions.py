@@ -9,7 +9,7 @@ from typing import Any, cast
 from mysql_mimic.types import Capabilities
 
 from engine.packets import frame
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from engine.store.port import Origin
 from proxy.login.relay import TlsPolicy
 from proxy.server.listener import Proxy

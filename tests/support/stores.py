@@ -32,18 +32,10 @@ from engine.model import (
     TableId,
 )
 from engine.packets import HEADER
-from engine.store.connection import (
-    COM_RESET_CONNECTION,
-    OWN_CONTEXT,
-    BackendAddress,
-    Begun,
-    ConnectionLimits,
-    Result,
-    SessionContext,
-    StoreConnection,
-)
+from engine.store.connection import COM_RESET_CONNECTION, OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection
 from engine.store.memory import MemoryStore, Row
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.pool import Pool
 from engine.store.port import BegunCall, Origin, Store, Timed
 from engine.store.queries import statement

@@ -57,6 +57,7 @@ ENGINE_SHELL = {
     "engine.store.group_scan",
     "engine.store.information_schema",
     "engine.store.mysql",
+    "engine.store.opening",
     "engine.store.partitions",
     "engine.store.pool",
     "engine.store.privileges",

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from proxy.backend import Backend
 from proxy.checks import of_server
 from proxy.commands.doctor import _backend_tls, client_tls

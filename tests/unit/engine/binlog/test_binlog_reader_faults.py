@@ -24,7 +24,7 @@ from engine.binlog.reader import (
 )
 from engine.binlog.supervisor import BinlogFollower, FollowerLimits
 from engine.service import Engine
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 
 

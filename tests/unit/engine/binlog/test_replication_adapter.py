@@ -33,7 +33,7 @@ from engine.binlog.replication_adapter import (
     decoded,
 )
 from engine.binlog.row_image import Field, field_of
-from engine.store.connection import BackendAddress, ConnectionLimits, connect
+from engine.store.opening import BackendAddress, ConnectionLimits, connect
 from engine.store.pymysql_adapter import Connection, Cursor, IncompatibleVersionError
 from tests.support.scripted import QUERY, Say, ordinary, rows, scripted_server
 

@@ -11,7 +11,7 @@ import pytest
 from engine.binlog.pipe import ChangeBatch, ReaderEnded
 from engine.binlog.scope import FollowedTables
 from engine.binlog.supervisor import FollowerLimits, ReaderSupervisor
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 
 
 class Failing(ReaderSupervisor):

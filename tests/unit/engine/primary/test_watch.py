@@ -15,7 +15,8 @@ import pytest
 from engine.primary.election import Decision, Seen, State
 from engine.primary.observation import Observer, of_galera, of_group
 from engine.primary.watch import PrimaryWatch, WatchLimits
-from engine.store.connection import BackendAddress, Result
+from engine.store.connection import Result
+from engine.store.opening import BackendAddress
 from tests.support.waiting import eventually
 
 P = ParamSpec("P")

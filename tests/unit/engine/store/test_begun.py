@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine.packets import frame
 from engine.store.begun import LARGE_BYTES, ConnectionCall, Replies
-from engine.store.connection import Begun, ConnectionLimits, StoreConnection
+from engine.store.connection import Begun, StoreConnection
+from engine.store.opening import ConnectionLimits
 from engine.store.port import Timed
 
 OK = frame(b"\0\0\0\2\0\0\0", 1)

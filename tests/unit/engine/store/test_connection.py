@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection
+from engine.store.connection import StoreConnection
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.port import StoreError
 from tests.support.scripted import scripted_server
 

@@ -11,8 +11,9 @@ import pytest
 
 from engine.model import Delivery, RowFormat
 from engine.packets import PrepareOk
-from engine.store.connection import OWN_CONTEXT, BackendAddress, ConnectionLimits, StoreConnection
+from engine.store.connection import OWN_CONTEXT, StoreConnection
 from engine.store.fetch import Fetch
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.pool import Pool
 from engine.store.port import StoreError
 from proxy.wire.packets import make_err, make_prepare_ok

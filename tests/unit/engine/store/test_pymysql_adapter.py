@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from engine.store import pymysql_adapter
-from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection, connect
+from engine.store.connection import StoreConnection
+from engine.store.opening import BackendAddress, ConnectionLimits, connect
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import CLIENT, CR, Connection, IncompatibleVersionError, OperationalError
 from proxy.serve import EXIT_BAD_SETTING, serve

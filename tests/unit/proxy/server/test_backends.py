@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.store.connection import BackendAddress
+from engine.store.opening import BackendAddress
 from proxy.backend import backends_in
 from proxy.server.backends import backends_of
 from proxy.settings import Settings
