@@ -124,11 +124,11 @@ class Capacity:
         if left.places == 0:
             self._pause.lengthen(now.mono_ns)
 
-    def place_freed(self) -> None:
-        """A delivery of this proxy is over."""
-        self._freed += 1
+    def places_freed(self, count: int) -> None:
+        """So many deliveries of this proxy are over."""
+        self._freed += count
         if self._places is not None:
-            self._places += 1
+            self._places += count
 
     def reopen(self) -> None:
         """A message that another proxy has delivered may be over, or a stream has begun that does not

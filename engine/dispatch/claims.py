@@ -98,11 +98,12 @@ class ClaimsUnderWay:
         self._last.update(dict.fromkeys(picked, attempt))
         wanted: list[Wanted] = []
         named = self._policy.semaphores is not None or self._policy.group_run > 1
+        first_wait_ns = wait_ns(self._policy, 0, 0.0)
         for group, entry in picked.values():
             group.reserved += 1
             if entry.group is not None:
                 self._in_flight.begin(entry.group)
-            duration_ns = wait_ns(self._policy, entry.epoch, self._jitter())
+            duration_ns = wait_ns(self._policy, entry.epoch, self._jitter()) if entry.epoch > 0 else first_wait_ns
             wanted.append(Wanted(entry.key, entry.epoch, duration_ns, group.selection, entry.group if named else None))
         return Claim(claim_id, tuple(wanted), row_format, slot)
 
@@ -113,7 +114,7 @@ class ClaimsUnderWay:
             if keys is None:
                 attempt.all_reported = True
             else:
-                attempt.reported.update(key for key in keys if key in attempt.picked)
+                attempt.reported.update(attempt.picked.keys() & keys)
 
     def entry_logged(self, entry: Entry, before: tuple[int, int] | None) -> None:
         """The binary log shows a message that is being claimed: as it was before, as the claim has

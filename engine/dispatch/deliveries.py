@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from engine.dispatch.claims import ClaimAttempt
 from engine.dispatch.effects import Cause, Deliver, Effect, End
@@ -48,9 +49,8 @@ class Deliveries:
         if not attempt.unscanned:
             for key in attempt.left_out:
                 parts.scans.left_out(*attempt.picked[key], now)
+        self.end_leases(parts.leases.among(claim.key for claim in claims))
         for claim in self._in_order(attempt, claims):
-            if before := parts.leases.get(claim.key):
-                self.end_lease(before)
             lease = Lease.of(claim, next(parts.numbers))
             parts.leases.add_lease(lease)
             by_group[attempt.picked[lease.key][0]].append(lease)
@@ -62,7 +62,7 @@ class Deliveries:
         if self._parts.groups.turns is not None:
             places = {key: at for at, key in enumerate(attempt.picked)}
             return sorted(claims, key=lambda claim: places[claim.key])
-        return sorted(claims, key=lambda claim: (claim.priority, claim.due_ns, claim.key))
+        return sorted(claims, key=attrgetter("priority", "due_ns", "key"))
 
     def distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
         """Give leases to the subscribers of a group; release those beyond their credit."""
@@ -95,6 +95,7 @@ class Deliveries:
         self.end_expired(now)
         rows_to_send: dict[Subscriber, list[Lease]] = {}
         stopped: set[int] = set()
+        over: list[Lease] = []
         for lease, subscriber in self._parts.fetches.finish_fetch(fetch_id):
             if lease.key in result.unread or subscriber.spec.id in stopped:
                 stopped.add(subscriber.spec.id)  # Rows behind an unread one wait for it, in their order.
@@ -107,7 +108,8 @@ class Deliveries:
             elif lease.key in result.rows:
                 rows_to_send.setdefault(subscriber, []).append(lease)
             else:
-                self.end_lease(lease, settled=True)
+                over.append(lease)
+        self.end_leases(over, settled=True)
         effects: list[Effect] = []
         for subscriber, leases in rows_to_send.items():
             self._parts.groups.members_with(subscriber).rows_sent(subscriber, leases)
@@ -120,44 +122,50 @@ class Deliveries:
     def end_expired(self, now: Instant) -> None:
         """End the leases whose deadlines are past, and give back what has to come behind a message again."""
         parts = self._parts
-        for lease in parts.leases.expired(now.server_ns):
+        expired = parts.leases.expired(now.server_ns)
+        for lease in expired:
             parts.measures.expired += lease.is_sent
-            self.end_lease(lease)
+        self.end_leases(expired)
+        for lease in expired:
             parts.dead_letters.add_if_dead(lease.expired_entry, now)
             parts.scans.rescan_place(lease.expired_entry)
             parts.scans.request_scans()
         if parts.runs.broken:
             self.give_back(parts.runs.take_broken())
 
-    def end_lease(self, lease: Lease, *, settled: bool = False) -> None:
-        """The delivery is over, for whatever reason: free its credit. `settled`: the message was
+    def end_leases(self, leases: Sequence[Lease], *, settled: bool = False) -> None:
+        """These deliveries are over, for whatever reason: free their credit. `settled`: the messages were
         acknowledged or deleted."""
         parts = self._parts
-        parts.leases.end(lease)
-        if lease.run is not None:
-            parts.runs.lease_ended(lease, settled=settled)
-        parts.capacity.place_freed()
-        parts.places.delivery_over(lease.key)
-        parts.verification.lease_ended(lease)
-        if lease.subscriber is not None and (subscriber := parts.groups.subscribers.get(lease.subscriber)):
-            parts.groups.members_with(subscriber).lease_ended(subscriber, lease)
+        by_subscriber: dict[int | None, list[Lease]] = {}
+        for lease in leases:
+            parts.leases.end(lease)
+            by_subscriber.setdefault(lease.subscriber, []).append(lease)
+        if not settled:
+            parts.runs.leases_ended_unsettled(leases)
+        parts.capacity.places_freed(len(leases))
+        parts.places.deliveries_over(lease.key for lease in leases)
+        parts.verification.leases_ended(leases)
+        for number, ended in by_subscriber.items():
+            if number is not None and (subscriber := parts.groups.subscribers.get(number)):
+                parts.groups.members_with(subscriber).leases_ended(subscriber, ended)
 
     def give_back(self, leases: Sequence[Lease]) -> None:
         """End leases, and release their claims. Messages that were not locked yet are free."""
         parts = self._parts
         for lease in leases:
             parts.measures.given_back += lease.is_sent
-            if lease.locked:
+            if lease.locked or not lease.is_sent:
                 parts.capacity.return_unused(1)
-                self.end_lease(lease)
-                parts.scans.unlocked(lease.expired_entry, parts.now)
+            if lease.locked:
                 continue
             if lease.is_sent:
                 parts.dead_letters.add_if_dead(lease.expired_entry, parts.now)  # Should the release fail.
-            else:
-                parts.capacity.return_unused(1)
             parts.releases.add_release(lease.returned())
-            self.end_lease(lease)
+        self.end_leases(leases)
+        for lease in leases:
+            if lease.locked:
+                parts.scans.unlocked(lease.expired_entry, parts.now)
 
     def give_back_abandoned(self, leases: Iterable[Lease]) -> None:
         """Give back those of these leases of vanished or ended clients that the policy does not

@@ -247,10 +247,9 @@ class Dispatcher:
         leases = self.parts.leases.among(keys)
         if len(leases) < len(keys):
             self._over_elsewhere(keys)
-        for lease in leases:
-            if not lease.awaits_lock:
-                self.parts.measures.settled(lease, now)
-                self._deliveries.end_lease(lease, settled=True)
+        ended = [lease for lease in leases if not lease.awaits_lock]
+        self.parts.measures.settled(ended, now)
+        self._deliveries.end_leases(ended, settled=True)
         self.parts.scans.forget(keys)
         self.parts.dead_letters.forget(keys)
         return self._advance(now)
@@ -491,10 +490,10 @@ class Dispatcher:
                 continue
             if lease is not None:
                 if entry is None:
-                    self.parts.measures.settled(lease, now)
+                    self.parts.measures.settled((lease,), now)
                 else:
                     self.parts.measures.given_back += lease.is_sent
-                self._deliveries.end_lease(lease, settled=entry is None)
+                self._deliveries.end_leases((lease,), settled=entry is None)
             if entry is None or self.parts.is_taken(entry.key) or self.parts.dead_letters.add_if_dead(entry, now):
                 continue
             if lease is not None:

@@ -57,7 +57,7 @@ class FetchesUnderWay:
                 if wanted := [lease for lease in subscriber.unsent.values() if lease.state is LeaseState.CLAIMED]:
                     leases += wanted
                     group.subscribers.set_fetching(subscriber, fetching=True)
-        return self._start_fetch(row_format, leases).fetch_id
+        return self._begin(leases)
 
     def finish_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
         """A fetch came back, or failed. Returns the leases that have not ended meanwhile, with
@@ -78,8 +78,11 @@ class FetchesUnderWay:
         return self._by_id[fetch_id]
 
     def _start_fetch(self, row_format: RowFormat, leases: list[Lease]) -> Fetch:
+        return Fetch(self._begin(leases), row_format, {lease.key: lease.delivery for lease in leases})
+
+    def _begin(self, leases: list[Lease]) -> int:
         for lease in leases:
             lease.apply(LeaseEvent.FETCH)
         fetch_id = next(self._numbers)
         self._by_id[fetch_id] = leases
-        return Fetch(fetch_id, row_format, {lease.key: lease.delivery for lease in leases})
+        return fetch_id

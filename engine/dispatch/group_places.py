@@ -124,6 +124,12 @@ class GroupPlaces:
 
     # Reports.
 
+    def deliveries_over(self, keys: Iterable[Key]) -> None:
+        """The deliveries of these messages are over, or may be."""
+        if self.limited:
+            for key in keys:
+                self.delivery_over(key)
+
     def delivery_over(self, key: Key) -> None:
         """The delivery of this message is over, or may be."""
         self.semaphores.delivery_over(key)

@@ -190,6 +190,54 @@ class Lease:
         return Return(self.key, self.epoch, self.deadline_ns, self.due_ns, self.is_sent, self.priority)
 
 
+class Deadlines:
+    """Leases by their deadlines. Those that one claim begins mostly have the same, so there are few
+    different times."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, dict[Key, Lease]] = {}
+        self._times: list[int] = []
+        """The keys of `_at` as a heap, with times that are not among them any more."""
+
+    def __len__(self) -> int:
+        """How many times are remembered."""
+        return len(self._times)
+
+    def add(self, lease: Lease) -> None:
+        """Take a lease, until it is removed or taken."""
+        leases = self._at.get(lease.deadline_ns)
+        if leases is None:
+            leases = self._at[lease.deadline_ns] = {}
+            heapq.heappush(self._times, lease.deadline_ns)
+        leases[lease.key] = lease
+
+    def remove(self, lease: Lease) -> None:
+        """Remove a lease, unless it was taken. Its deadline must not have changed since it was added."""
+        leases = self._at.get(lease.deadline_ns)
+        if leases is None:
+            return
+        leases.pop(lease.key, None)
+        if not leases:
+            del self._at[lease.deadline_ns]
+            if len(self._times) > 2 * len(self._at) + 64:
+                self._times = list(self._at)
+                heapq.heapify(self._times)
+
+    def take(self, server_ns: int) -> list[Lease]:
+        """Remove and return the leases whose deadlines have passed, in their order."""
+        over: list[Lease] = []
+        while self._times and self._times[0] <= server_ns:
+            over += self._at.pop(heapq.heappop(self._times), {}).values()
+        return over
+
+    @property
+    def next_ns(self) -> int | None:
+        """The next deadline; None: there is no lease."""
+        while self._times and self._times[0] not in self._at:
+            heapq.heappop(self._times)
+        return self._times[0] if self._times else None
+
+
 class Leases:
     """All leases of one table, by key, by holder, and by deadline."""
 
@@ -197,7 +245,7 @@ class Leases:
         self._in_flight = in_flight
         self._by_key: dict[Key, Lease] = {}
         self._by_holder: dict[int, dict[Key, Lease]] = {}
-        self._deadlines: list[tuple[int, Key, int]] = []
+        self._deadlines = Deadlines()
         self.locked = 0
         """How many messages are locked, or being locked, instead of claimed."""
 
@@ -233,7 +281,7 @@ class Leases:
         if lease.group is not None:
             self._in_flight.begin(lease.group)
         if not lease.locked:
-            heapq.heappush(self._deadlines, (lease.deadline_ns, lease.key, lease.epoch))
+            self._deadlines.add(lease)
 
     def assign(self, lease: Lease, holder: int, subscriber: int) -> None:
         """Give a lease to a stream of a connection."""
@@ -244,7 +292,10 @@ class Leases:
         """End a lease. Raises InvalidTransition if it has ended already."""
         lease.apply(LeaseEvent.END)
         del self._by_key[lease.key]
-        self.locked -= lease.locked
+        if lease.locked:
+            self.locked -= 1
+        else:
+            self._deadlines.remove(lease)
         if lease.group is not None:
             self._in_flight.end(lease.group)
         if lease.holder is not None:
@@ -252,9 +303,6 @@ class Leases:
             del held[lease.key]
             if not held:
                 del self._by_holder[lease.holder]
-        if len(self._deadlines) > 2 * len(self._by_key) + 64:
-            self._deadlines = [(lease.deadline_ns, lease.key, lease.epoch) for lease in self if not lease.locked]
-            heapq.heapify(self._deadlines)
 
     def held_by(self, holder: int) -> list[Lease]:
         """The leases of a client connection, oldest first."""
@@ -269,33 +317,16 @@ class Leases:
         end of the order of iteration, so that the others are looked up before it."""
         self._by_key[lease.key] = self._by_key.pop(lease.key)
         if lease.deadline_ns != deadline_ns and not lease.locked:
+            self._deadlines.remove(lease)
             lease.deadline_ns = deadline_ns
-            heapq.heappush(self._deadlines, (deadline_ns, lease.key, lease.epoch))
+            self._deadlines.add(lease)
 
     def expired(self, server_ns: int) -> list[Lease]:
         """The leases whose deadlines have passed by the server's clock. The caller ends them.
         Each is returned once."""
-        if not self._deadlines or self._deadlines[0][0] > server_ns:
-            return []
-        # By key: a message given back unsent and claimed again at the same instant has one deadline twice.
-        over: dict[Key, Lease] = {}
-        while self._deadlines and self._deadlines[0][0] <= server_ns:
-            if lease := self._top():
-                over[lease.key] = lease
-            heapq.heappop(self._deadlines)
-        return list(over.values())
+        return self._deadlines.take(server_ns)
 
     @property
     def next_deadline_ns(self) -> int | None:
         """When the next lease expires (server's clock); None: there is none."""
-        while self._deadlines and self._top() is None:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def _top(self) -> Lease | None:
-        """The lease of the first entry of the heap; None if that entry is outdated."""
-        deadline_ns, key, epoch = self._deadlines[0]
-        lease = self._by_key.get(key)
-        if lease is None or lease.locked:  # A locked message may have the deadline of an earlier claim.
-            return None
-        return lease if (lease.epoch, lease.deadline_ns) == (epoch, deadline_ns) else None
+        return self._deadlines.next_ns

@@ -7,7 +7,7 @@ is written: it is counted in the row, by a `Release`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from engine.dispatch.deliveries import Deliveries
 from engine.dispatch.filter_groups import FilterGroup
@@ -30,9 +30,8 @@ class LockedLeases:
         """Give these messages to streams that lock them. No claim precedes it."""
         parts = self._parts
         by_group: dict[FilterGroup, list[Lease]] = {}
+        self._deliveries.end_leases(parts.leases.among(picked))
         for group, entry in picked.values():
-            if before := parts.leases.get(entry.key):
-                self._deliveries.end_lease(before)
             lease = Lease.locking(entry, next(parts.numbers))
             parts.leases.add_lease(lease)
             by_group.setdefault(group, []).append(lease)
@@ -44,8 +43,7 @@ class LockedLeases:
         parts = self._parts
         if lock := parts.locks.finish_lock(lock_id):
             missed = [lease for lease in lock.leases if lease.key not in locked]
-            for lease in missed:
-                self._deliveries.end_lease(lease)
+            self._deliveries.end_leases(missed)
             parts.capacity.return_unused(len(missed))
             sent = [lease for lease in lock.leases if lease.key in locked]
             for lease in sent:
@@ -59,26 +57,24 @@ class LockedLeases:
     def transaction_ended(self, now: Instant, holder: int, *, failed: bool) -> None:
         """The transaction of a client has ended, and with it the locks on its messages. `failed`: it
         was certainly rolled back."""
-        for lease in self._parts.leases.locked_by(holder):
-            if failed:
-                self._count_failure(lease, wait=True)
-                continue
-            self._parts.measures.given_back += 1
-            suspect = lease.is_suspect  # Then it is being looked up.
-            self._deliveries.end_lease(lease)
-            if not suspect:
-                self._parts.scans.unlocked(lease.expired_entry, now)
+        leases = self._parts.leases.locked_by(holder)
+        if failed:
+            self._count_failures(leases, wait=True)
+            return
+        self._parts.measures.given_back += len(leases)
+        free = [lease for lease in leases if not lease.is_suspect]  # The others are being looked up.
+        self._deliveries.end_leases(leases)
+        for lease in free:
+            self._parts.scans.unlocked(lease.expired_entry, now)
 
     def client_gone(self, holder: int) -> None:
         """A client's connection is gone, and its transaction with it: its deliveries have failed."""
         keep = self._parts.policy.on_disconnect is OnDisconnect.KEEP
-        for lease in self._parts.leases.locked_by(holder):
-            self._count_failure(lease, wait=keep)
+        self._count_failures(self._parts.leases.locked_by(holder), wait=keep)
 
     def end_all(self) -> None:
         """End all locked leases. The clients' transactions go on, and may acknowledge them."""
-        for lease in [lease for lease in self._parts.leases if lease.locked]:
-            self._deliveries.end_lease(lease)
+        self._deliveries.end_leases([lease for lease in self._parts.leases if lease.locked])
 
     def failure_counted(self, now: Instant, claim: Return, waits_ns: int) -> None:
         """A failed delivery was counted in the row, if nobody has changed or locked it since."""
@@ -86,13 +82,14 @@ class LockedLeases:
         if not self._parts.dead_letters.add_if_dead(entry, now):
             self._parts.scans.found_unleased(entry, now)
 
-    def _count_failure(self, lease: Lease, *, wait: bool) -> None:
-        """End the lease of a message whose lock is gone, and count the delivery as failed. The
-        message is due after the wait of a delivery (`wait`) or at once."""
+    def _count_failures(self, leases: Sequence[Lease], *, wait: bool) -> None:
+        """End the leases of messages whose locks are gone, and count the deliveries as failed. The
+        messages are due after the wait of a delivery (`wait`) or at once."""
         parts = self._parts
-        parts.measures.given_back += 1
-        duration_ns = wait_ns(parts.policy, lease.epoch, parts.jitter()) if wait else 0
-        if parts.dead_letters.is_dead(Entry(lease.key, lease.epoch + 1, lease.priority, lease.due_ns)):
-            duration_ns = 0
-        parts.releases.add_release(lease.failed(duration_ns))
-        self._deliveries.end_lease(lease)
+        parts.measures.given_back += len(leases)
+        for lease in leases:
+            duration_ns = wait_ns(parts.policy, lease.epoch, parts.jitter()) if wait else 0
+            if parts.dead_letters.is_dead(Entry(lease.key, lease.epoch + 1, lease.priority, lease.due_ns)):
+                duration_ns = 0
+            parts.releases.add_release(lease.failed(duration_ns))
+        self._deliveries.end_leases(leases)

@@ -7,6 +7,7 @@ table goes on with them, so that no count goes back.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,11 +29,11 @@ class Durations:
     """By bucket; the last one has no upper bound."""
     sum_ns: int = 0
 
-    def add(self, duration_ns: int) -> None:
+    def add(self, duration_ns: int, times: int = 1) -> None:
         """Count a duration. A negative one, after the server's clock was set, counts as 0."""
         duration_ns = max(0, duration_ns)
-        self.counts[bisect_left(_BUCKETS_NS, duration_ns)] += 1
-        self.sum_ns += duration_ns
+        self.counts[bisect_left(_BUCKETS_NS, duration_ns)] += times
+        self.sum_ns += duration_ns * times
 
     @property
     def total(self) -> int:
@@ -74,13 +75,14 @@ class Measures:
         pickup = self.pickup
         for lease in leases:
             lease.sent_ns = mono_ns
-            if lease.due_ns > 0:  # 0 was a default, and is no time.
-                pickup.add(server_ns - lease.due_ns)
+        for due_ns, times in Counter([lease.due_ns for lease in leases]).items():
+            if due_ns > 0:  # 0 was a default, and is no time.
+                pickup.add(server_ns - due_ns, times)
         if self.on_sent is not None:
             self.on_sent(leases, now)
 
-    def settled(self, lease: Lease, now: Instant) -> None:
-        """The message of this lease was acknowledged or deleted."""
-        if lease.is_sent:
-            self.acknowledged += 1
-            self.work.add(now.mono_ns - lease.sent_ns)
+    def settled(self, leases: Sequence[Lease], now: Instant) -> None:
+        """The messages of these leases were acknowledged or deleted."""
+        for sent_ns, times in Counter([lease.sent_ns for lease in leases if lease.is_sent]).items():
+            self.acknowledged += times
+            self.work.add(now.mono_ns - sent_ns, times)

@@ -21,10 +21,11 @@ class Runs:
         self.broken: list[Lease] = []
         """The leases behind one that has ended without being settled. Some may have ended, too."""
 
-    def lease_ended(self, lease: Lease, *, settled: bool) -> None:
-        """A lease has ended. `settled`: its message was acknowledged or deleted."""
-        if lease.run is not None and not settled:
-            self.broken += lease.run[lease.run.index(lease) + 1 :]
+    def leases_ended_unsettled(self, leases: Iterable[Lease]) -> None:
+        """These leases have ended, and their messages were not acknowledged or deleted."""
+        for lease in leases:
+            if lease.run is not None:
+                self.broken += lease.run[lease.run.index(lease) + 1 :]
 
     def take_broken(self) -> list[Lease]:
         """The leases to be given back, each once."""

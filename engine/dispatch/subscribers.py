@@ -273,12 +273,16 @@ class Subscribers:
             heapq.heappush(self._next, entry)
         return [-debit for debit, _, _ in found.values()]
 
-    def lease_ended(self, subscriber: Subscriber, lease: Lease) -> None:
-        """A lease of this subscriber has ended: its credit is free. If it was not sent, LIMIT
-        allows another message in its place."""
-        subscriber.held -= 1
-        if subscriber.unsent.pop(lease.key, None) is not None and subscriber.remaining is not None:
-            subscriber.remaining += 1
+    def leases_ended(self, subscriber: Subscriber, leases: Sequence[Lease]) -> None:
+        """Leases of this subscriber have ended: their credit is free. For those that were not sent, LIMIT
+        allows other messages in their place."""
+        subscriber.held -= len(leases)
+        if unsent := subscriber.unsent:
+            before = len(unsent)
+            for lease in leases:
+                unsent.pop(lease.key, None)
+            if subscriber.remaining is not None:
+                subscriber.remaining += before - len(unsent)
         self._changed(subscriber)
 
     def rows_sent(self, subscriber: Subscriber, leases: Iterable[Lease]) -> None:

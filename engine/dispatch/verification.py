@@ -157,9 +157,10 @@ class LeaseVerification:
             for key in keys:
                 self._suspects.pop(key, None)
 
-    def lease_ended(self, lease: Lease) -> None:
-        """A lease has ended."""
-        self._shown.discard(lease)
+    def leases_ended(self, leases: Iterable[Lease]) -> None:
+        """These leases have ended."""
+        if self._shown:
+            self._shown.difference_update(leases)
 
     # Looking up.
 

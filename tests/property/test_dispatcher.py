@@ -563,9 +563,9 @@ class ExpiredLeasesAreStillSent(BrokenDeliveries):
     """A row is sent when it arrives, though its lease has ended meanwhile."""
 
     class Kind(Deliveries):
-        def end_lease(self, lease: Lease, *, settled: bool = False) -> None:
-            if self._parts.leases.get(lease.key) is lease:
-                super().end_lease(lease, settled=settled)
+        def end_leases(self, leases: Sequence[Lease], *, settled: bool = False) -> None:
+            standing = [lease for lease in leases if self._parts.leases.get(lease.key) is lease]
+            super().end_leases(standing, settled=settled)
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
@@ -692,11 +692,12 @@ class CreditIsCountedWrongly(BrokenDeliveries):
     """An acknowledgement does not free the credit of its stream."""
 
     class Kind(Deliveries):
-        def end_lease(self, lease: Lease, *, settled: bool = False) -> None:
-            subscriber = self._parts.groups.subscribers.get(lease.subscriber or 0)
-            super().end_lease(lease, settled=settled)
-            if subscriber is not None:
-                subscriber.held += 1
+        def end_leases(self, leases: Sequence[Lease], *, settled: bool = False) -> None:
+            subscribers = [self._parts.groups.subscribers.get(lease.subscriber or 0) for lease in leases]
+            super().end_leases(leases, settled=settled)
+            for subscriber in subscribers:
+                if subscriber is not None:
+                    subscriber.held += 1
 
 
 class ConditionsAreNotMinded(BrokenDeliveries):

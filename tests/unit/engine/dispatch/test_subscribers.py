@@ -131,7 +131,7 @@ def test_a_lease_that_ends_unsent_restores_the_limit() -> None:
     (lease,) = leases(1)
     members.distribute([lease])
     assert members.credit == 0
-    members.lease_ended(member, lease)
+    members.leases_ended(member, [lease])
     assert members.credit == 1
 
 
@@ -141,7 +141,7 @@ def test_a_sent_message_counts_against_the_limit_permanently() -> None:
     (lease,) = leases(1)
     members.distribute([lease])
     send(members, member)
-    members.lease_ended(member, lease)
+    members.leases_ended(member, [lease])
     assert members.credit == 0
     assert members.finished_streams(nothing_to_give=False, completed=0) == [member]
 
@@ -206,7 +206,7 @@ def test_a_message_costs_the_same_however_many_subscribers_there_are(count: int)
     ((lease, member),), _ = members.distribute(leases(1))
     assert members.to_fetch() == [member]
     send(members, member)
-    members.lease_ended(member, lease)
+    members.leases_ended(member, [lease])
     assert members.finished_streams(nothing_to_give=True, completed=1) == []
     assert members.looks == 3
 
@@ -215,5 +215,5 @@ def test_the_order_of_turns_takes_no_more_room_than_the_subscribers() -> None:
     members = group(*(subscriber(number) for number in range(1, 11)))
     for first in range(0, 10_000, 10):
         for lease, member in members.distribute(leases(10, first))[0]:
-            members.lease_ended(member, lease)
+            members.leases_ended(member, [lease])
     assert len(members._next) < 200
