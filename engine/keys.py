@@ -10,8 +10,9 @@ compared with numbers is converted to floating point.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import Final
+from typing import Final, TypeGuard
 
 from engine.model import IdKind, Key
 
@@ -45,6 +46,19 @@ def key_of(kind: IdKind, value: object) -> Key | None:
             return None
 
 
+def keys_of(kind: IdKind, values: Sequence[object]) -> list[Key] | None:
+    """The keys of these literals or parameters; None if one is not understood."""
+    if kind is IdKind.INTEGER and _are_integers(values):
+        return list(values)
+    keys = [key_of(kind, value) for value in values]
+    return None if None in keys else [key for key in keys if key is not None]
+
+
+def all_certain(kind: IdKind, values: Sequence[object]) -> bool:
+    """Whether `certain` is true of each of them."""
+    return (kind is IdKind.INTEGER and _are_integers(values)) or all(certain(kind, value) for value in values)
+
+
 def certain(kind: IdKind, value: object) -> bool:
     """Whether a literal or parameter that has a key equals only that id, for any session
     settings."""
@@ -57,6 +71,12 @@ def certain(kind: IdKind, value: object) -> bool:
             return _PLAIN.fullmatch(value) is not None
         case _:
             return False
+
+
+def _are_integers(values: Sequence[object]) -> TypeGuard[Sequence[int]]:
+    """Whether all are int and none is another type that counts as int, as bool does. One call for all, because
+    an ACK may name a hundred thousand."""
+    return set(map(type, values)) <= {int}
 
 
 def _from_text(kind: IdKind, text: bytes) -> Key | None:

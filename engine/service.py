@@ -20,8 +20,7 @@ from engine.dispatch.leases import Lease
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
-from engine.keys import certain as certain_key
-from engine.keys import key_of
+from engine.keys import all_certain, certain, key_of, keys_of
 from engine.model import (
     ANYTHING,
     BrokenTable,
@@ -292,7 +291,7 @@ class Engine:
                 keys is not None
                 and certain
                 and not self._indirect_writes.may_have_trigger(name)
-                and _certain(runner, values or ())
+                and all_certain(runner.queue.id_kind, values or ())
             ):
                 runner.settled(keys)
             else:
@@ -316,7 +315,7 @@ class Engine:
             return False
         queue = runner.queue
         key = key_of(queue.id_kind, value)
-        if not queue.acks_alike or queue.id_kind is not IdKind.INTEGER or not certain_key(queue.id_kind, value):
+        if not queue.acks_alike or queue.id_kind is not IdKind.INTEGER or not certain(queue.id_kind, value):
             return False
         if key is None:
             return False
@@ -571,18 +570,4 @@ def _with_own_group(entry: Entry, queue: QueueTable) -> Entry:
 
 def _keys(runner: TableRunner, values: Iterable[object] | None) -> list[Key] | None:
     """The keys of these values. None if the values are unknown or one of them has no key."""
-    if values is None:
-        return None
-    kind = runner.queue.id_kind
-    keys: list[Key] = []
-    for value in values:
-        key = key_of(kind, value)
-        if key is None:
-            return None
-        keys.append(key)
-    return keys
-
-
-def _certain(runner: TableRunner, values: Iterable[object]) -> bool:
-    kind = runner.queue.id_kind
-    return all(certain_key(kind, value) for value in values)
+    return None if values is None else keys_of(runner.queue.id_kind, list(values))

@@ -80,6 +80,10 @@ class ClaimsUnderWay:
         """Whether a message is being claimed."""
         return key in self._last
 
+    def among(self, keys: Collection[Key]) -> set[Key]:
+        """Those of these messages that are being claimed."""
+        return self._last.keys() & keys
+
     @property
     def messages(self) -> int:
         """How many messages are being claimed."""

@@ -386,7 +386,7 @@ class Dispatcher:
             for entry in result.entries:
                 if not (self.parts.is_taken(entry.key) or self.parts.leases.get(entry.key)):
                     self.parts.dead_letters.add_if_dead(entry, now)
-        self.parts.scans.scan_answered(now, scan_id, result, self.parts.is_taken, self.parts.leases.is_outdated)
+        self.parts.scans.scan_answered(now, scan_id, result, self.parts.taken_among, self.parts.leases.outdated_among)
         return self._advance(now)
 
     def scan_failed(self, now: Instant, scan_id: int, text: str, *, lasting: bool = False) -> Effects:

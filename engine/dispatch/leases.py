@@ -273,6 +273,11 @@ class Leases:
             return False
         return lease.locked or (entry.epoch < lease.epoch and scan_id < lease.known_since)
 
+    def outdated_among(self, entries: Iterable[Entry], scan_id: int) -> set[Key]:
+        """The keys of those of these rows of which `is_outdated` is true."""
+        by_key = self._by_key
+        return {entry.key for entry in entries if entry.key in by_key and self.is_outdated(entry, scan_id)}
+
     def add_lease(self, lease: Lease) -> None:
         """Begin a lease; there must be none of that key."""
         assert lease.key not in self._by_key, lease

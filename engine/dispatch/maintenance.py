@@ -44,6 +44,10 @@ class Releases:
         """Whether a failed delivery of this locked message is still to be counted in its row."""
         return key in self._failed
 
+    def failures_among(self, keys: Collection[Key]) -> set[Key]:
+        """Those of these messages of which `counts_failure` is true."""
+        return self._failed.intersection(keys) if self._failed else set()
+
     @property
     def release_ns(self) -> int | None:
         """When the next release may start (monotonic); None: no claim waits."""
@@ -109,10 +113,21 @@ class DeadLetters:
         """Whether a message is due to be moved, or being moved."""
         return key in self._due or key in self._under_way
 
+    def among(self, keys: Collection[Key]) -> set[Key]:
+        """Those of these messages that are due to be moved, or being moved."""
+        if not (self._due or self._under_way):
+            return set()
+        return self._due.keys() & keys | self._under_way.keys() & keys
+
     @property
     def configured(self) -> bool:
         """Whether the table has a limit of deliveries and a dead-letter table."""
         return self._policy.max_attempts > 0 and self._policy.dead_letter is not None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether messages may be dead, or are to be moved."""
+        return self.configured or bool(self._due or self._under_way)
 
     @property
     def scanned_for(self) -> bool:

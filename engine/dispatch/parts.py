@@ -7,7 +7,7 @@ clients lock), `picking` (which messages are handed out next), `wake_times` (whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -141,6 +141,10 @@ class Parts:
         """Whether a message is being claimed, or is about to be moved as dead, or its failed
         delivery is still to be counted."""
         return key in self.dead_letters or key in self.claims or self.releases.counts_failure(key)
+
+    def taken_among(self, keys: Collection[Key]) -> set[Key]:
+        """Those of these messages of which `is_taken` is true."""
+        return self.claims.among(keys) | self.dead_letters.among(keys) | self.releases.failures_among(keys)
 
     def groups_with_demand(self) -> list[FilterGroup]:
         """The groups in which a stream could be given a message now."""

@@ -30,13 +30,14 @@ class Picking:
         ]
         wanted = sum(messages for _, messages in demand)
         most = (parts.capacity.lock_size if locks else parts.capacity.claim_size)(wanted, now)
-        picked: Picked = {}
-        for group, entry in parts.scans.take_entries(demand, most) if most else ():
-            if not parts.dead_letters.add_if_dead(entry, now) and entry.key not in parts.dead_letters:
-                picked[entry.key] = group, entry
-            else:
-                parts.in_flight.note_unused(entry.group)
-                group.scans.buffer.forget_misses((entry.key,))  # No claim of it will be answered.
+        taken = parts.scans.take_entries(demand, most) if most else []
+        picked = {entry.key: (group, entry) for group, entry in taken}
+        if parts.dead_letters.in_use:
+            for group, entry in taken:
+                if parts.dead_letters.add_if_dead(entry, now) or entry.key in parts.dead_letters:
+                    del picked[entry.key]
+                    parts.in_flight.note_unused(entry.group)
+                    group.scans.buffer.forget_misses((entry.key,))  # No claim of it will be answered.
         parts.capacity.use(len(picked))
         return picked
 

@@ -238,13 +238,19 @@ class ReadAhead:
     def take(self, count: int) -> list[Entry]:
         """Remove and return the first `count` ready entries (fewer when there are fewer)."""
         taken: list[Entry] = []
-        while len(taken) < count and (entry := self.head()) is not None:
-            if self.order is not None:
+        ready, heap = self._ready, self._ready_heap
+        if self.order is None:
+            while heap and len(taken) < count:
+                _, due_ns, key, epoch = heapq.heappop(heap)
+                entry = ready.get(key)
+                if entry is not None and entry.epoch == epoch and entry.due_ns == due_ns:
+                    del ready[key]
+                    taken.append(entry)
+        else:
+            while len(taken) < count and (entry := self.order.head(ready)) is not None:
                 self.order.pop()
-            else:
-                heapq.heappop(self._ready_heap)
-            del self._ready[entry.key]
-            taken.append(entry)
+                del ready[entry.key]
+                taken.append(entry)
         self._note_retries(taken)
         return taken
 

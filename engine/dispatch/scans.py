@@ -483,18 +483,18 @@ class ScanScheduler:
         now: Instant,
         scan_id: int,
         result: ScanResult,
-        is_taken: Callable[[Key], bool],
-        is_outdated: Callable[[Entry, int], bool],
+        taken_among: Callable[[Collection[Key]], Collection[Key]],
+        outdated_among: Callable[[Iterable[Entry], int], Collection[Key]],
     ) -> None:
-        """A scan came back. `is_taken`: whether a message is being claimed or dead-lettered.
-        `is_outdated`: whether a row shows an older state than its lease."""
+        """A scan came back. `taken_among`: which of these messages are being claimed or dead-lettered.
+        `outdated_among`: those whose rows, as this scan shows them, are older than their leases."""
         running = self._running.pop(scan_id)
         scans = running.group.scans
         most = self._most
+        outdated = outdated_among(result.entries, scan_id)
         if running.portion is not None and running.portion.others:
-            self._others_answered(
-                scans, now, result, most, lambda entry: is_taken(entry.key) or is_outdated(entry, scan_id)
-            )
+            busy = {*outdated, *taken_among([entry.key for entry in result.entries])}
+            self._others_answered(scans, now, result, most, lambda entry: entry.key in busy)
             return
         scans.scan_completed(now, self._limits.stale_ns)
         scans.others.was_read(now)
@@ -505,12 +505,14 @@ class ScanScheduler:
         self._awaiting.stop_awaiting(entry.key for entry in result.entries if entry.key not in hidden)
 
         leaves = running.share != scans.others.share and not running.group.subscribers.any_bounded
+        taken = taken_among([entry.key for entry in (*result.entries, *known)])
+        outdated = {*outdated, *outdated_among(known, scan_id)}
 
         def unwanted(entry: Entry) -> bool:
             if leaves and self._left_to_others(running.group, entry, now):
                 return True
-            if not is_taken(entry.key):
-                return is_outdated(entry, scan_id)
+            if entry.key not in taken:
+                return entry.key in outdated
             if scans.position is not None:
                 scans.position.lower(entry)  # The claim may be for an older state of the row, and miss.
             return True

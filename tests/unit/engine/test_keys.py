@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.keys import EXACT_DIGITS, certain, key_of
+from engine.keys import EXACT_DIGITS, all_certain, certain, key_of, keys_of
 from engine.model import IdKind
 
 ODD = [b"1_000", b" 1", b"1 ", b"+1", b"01", b"1.0", b"1e3", b"0x1", b"", b"NaN", b"Infinity", "٣".encode(), b"\xff"]
@@ -57,3 +57,15 @@ def test_a_value_has_a_key_and_is_certain_where_it_equals_no_other_id(
 ) -> None:
     assert key_of(kind, value) == key
     assert certain(kind, value) == sure
+
+
+VALUES = st.integers() | st.decimals(allow_nan=False, allow_infinity=False) | st.binary(max_size=8) | st.booleans()
+
+
+@given(st.sampled_from(IdKind), st.lists(VALUES | st.just(b"17"), max_size=5))
+def test_several_values_have_keys_if_each_has_one_and_are_certain_if_each_is(
+    kind: IdKind, values: list[object]
+) -> None:
+    keys = [key_of(kind, value) for value in values]
+    assert keys_of(kind, values) == (None if None in keys else keys)
+    assert all_certain(kind, values) == all(certain(kind, value) for value in values)
