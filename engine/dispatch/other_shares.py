@@ -20,7 +20,7 @@ from typing import NamedTuple
 from engine.dispatch.doubt import Doubt
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.dispatch.read_ahead import Place, place_of
+from engine.dispatch.time_order import Place, place_of
 from engine.model import Entry, Key, Portion, ScanResult, Share
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from engine.dispatch.instant import Instant
+from engine.dispatch.time_order import Place, TimeOrder, place_of
 from engine.dispatch.turns import AnyOrder
 from engine.model import Entry, Group, Key, ScanResult
 
@@ -32,15 +33,6 @@ RETRY_MIN_NS = 10_000_000
 RETRY_MAX_NS = 1_000_000_000
 """A missed row is tried again after 10 ms, then after twice as long each time, up to a second: by
 then the lock's owner has committed, or is slow."""
-
-
-Place = tuple[int, int, Key]
-"""A place in the order of delivery without groups: priority, time and id."""
-
-
-def place_of(entry: Entry) -> Place:
-    """The place of an entry."""
-    return entry.priority, entry.due_ns, entry.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,8 @@ class ReadAhead:
         self.order = order
         """The order of turns; None: the queue has no groups."""
         self._ready: dict[Key, Entry] = {}
-        self._ready_heap: list[tuple[int, int, Key, int]] = []
+        self._by_time = TimeOrder()
+        """The order of the ready entries without groups."""
         self._later: dict[Key, Entry] = {}
         self._due_heap: list[tuple[int, Key, int]] = []
         """Ordered by the time at which they come due (server's clock)."""
@@ -178,13 +171,7 @@ class ReadAhead:
         """The first ready entry in the order of delivery; None: no entry is ready."""
         if self.order is not None:
             return self.order.head(self._ready)
-        while self._ready_heap:
-            _, due_ns, key, epoch = self._ready_heap[0]
-            entry = self._ready.get(key)
-            if entry is not None and (entry.epoch, entry.due_ns) == (epoch, due_ns):
-                return entry
-            heapq.heappop(self._ready_heap)
-        return None
+        return self._by_time.head(self._ready)
 
     def rank(self, entry: Entry) -> tuple[int, ...]:
         """What decides between this entry and those of other buffers, behind the priority and before the
@@ -237,19 +224,13 @@ class ReadAhead:
 
     def take(self, count: int) -> list[Entry]:
         """Remove and return the first `count` ready entries (fewer when there are fewer)."""
-        taken: list[Entry] = []
-        ready, heap = self._ready, self._ready_heap
         if self.order is None:
-            while heap and len(taken) < count:
-                _, due_ns, key, epoch = heapq.heappop(heap)
-                entry = ready.get(key)
-                if entry is not None and entry.epoch == epoch and entry.due_ns == due_ns:
-                    del ready[key]
-                    taken.append(entry)
+            taken = self._by_time.take(self._ready, count)
         else:
-            while len(taken) < count and (entry := self.order.head(ready)) is not None:
+            taken = []
+            while len(taken) < count and (entry := self.order.head(self._ready)) is not None:
                 self.order.pop()
-                del ready[entry.key]
+                del self._ready[entry.key]
                 taken.append(entry)
         self._note_retries(taken)
         return taken
@@ -369,7 +350,7 @@ class ReadAhead:
         else:
             self._ready[entry.key] = entry
             if self.order is None:
-                heapq.heappush(self._ready_heap, (entry.priority, entry.due_ns, entry.key, entry.epoch))
+                self._by_time.push(entry)
             elif self.order.size > 2 * len(self._ready) + 64:
                 self._order_ready()
             else:
@@ -377,11 +358,8 @@ class ReadAhead:
 
     def _order_ready(self) -> None:
         """Order the ready entries anew."""
-        self._ready_heap = []
         if self.order is not None:
+            self._by_time.rebuild(())
             self.order.rebuild(self._ready.values())
         else:
-            self._ready_heap = [
-                (entry.priority, entry.due_ns, entry.key, entry.epoch) for entry in self._ready.values()
-            ]
-            heapq.heapify(self._ready_heap)
+            self._by_time.rebuild(self._ready.values())

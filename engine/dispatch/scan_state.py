@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from engine.dispatch.group_scans import GroupScans
 from engine.dispatch.instant import Instant
 from engine.dispatch.other_shares import OtherShares
-from engine.dispatch.read_ahead import Place, ReadAhead, place_of
+from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.scan_position import ScanPosition
+from engine.dispatch.time_order import Place, place_of
 from engine.dispatch.visibility import VISIBLE_NS
 from engine.model import Entry, Key, ScanResult
 

@@ -27,8 +27,8 @@ from engine.dispatch.effects import Effect, Scan, ScanGroups
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.dispatch.read_ahead import place_of
 from engine.dispatch.scan_state import ScanState
+from engine.dispatch.time_order import place_of
 from engine.dispatch.visibility import AwaitingVisibility
 from engine.model import (
     ANYTHING,

@@ -213,8 +213,8 @@ class Subscribers:
         given_out: list[tuple[Lease, Subscriber]] = []
         taking: list[tuple[int, int, int]] = []  # Those given some in this call, ordered as `_next`.
         served: dict[int, Subscriber] = {}
+        best = self._best()
         for lease in leases:
-            best = self._best()
             if taking and (best is None or taking[0] <= best):
                 debit, _, number = heapq.heappop(taking)
             elif best is not None:
@@ -222,8 +222,11 @@ class Subscribers:
             else:
                 break
             self._turn += 1
-            subscriber = served[number] = self._by_id[number]
-            subscriber.last_turn = self._turn
+            subscriber = self._by_id[number]
+            subscriber.last_turn = self._turn  # Its other entries in `_next` are outdated by that.
+            if number not in served:
+                served[number] = subscriber
+                best = self._best()
             subscriber.held += 1
             subscriber.unsent[lease.key] = lease
             if subscriber.remaining is not None:

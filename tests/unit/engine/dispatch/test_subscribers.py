@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from engine.dispatch.leases import Lease, LeaseEvent
 from engine.dispatch.subscribers import Subscriber, Subscribers, Subscription
@@ -100,6 +102,52 @@ def test_rooms_are_those_of_the_next_subscribers() -> None:
     some.set_paused(next(iter(some)), paused=True)
     some.set_paused(next(iter(some)), paused=False)
     assert some.rooms(100) == [BATCH, 7, 3, 1]
+
+
+def dealt_one_by_one(members: Subscribers, count: int) -> list[int]:
+    """The subscribers that so many messages go to: each one to the most credit, and among equals to the one that
+    has waited longest."""
+    credit = {member.spec.id: min(member.credit(BATCH), BATCH) for member in members}
+    turns = {member.spec.id: member.last_turn for member in members}
+    dealt: list[int] = []
+    for turn in range(1, min(count, sum(credit.values())) + 1):
+        best = min(credit, key=lambda number: (-credit[number], turns[number], number))
+        credit[best] -= 1
+        turns[best] = max(turns.values()) + turn
+        dealt.append(best)
+    return dealt
+
+
+@example([None, 3], [("pause", 0), ("read", 0)])  # Two entries of one subscriber in the order of credit.
+@given(
+    st.lists(st.one_of(st.none(), st.integers(1, 12)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.sampled_from(("distribute", "end", "send", "pause", "read")), st.integers(0, 25)), max_size=12
+    ),
+)
+def test_each_message_goes_to_the_most_credit_whatever_was_before(
+    prefetches: list[int | None], steps: list[tuple[str, int]]
+) -> None:
+    members = group(*(subscriber(number, prefetch=prefetch) for number, prefetch in enumerate(prefetches, 1)))
+    streams = list(members)
+    held: dict[int, list[Lease]] = {member.spec.id: [] for member in streams}
+    for at, (step, number) in enumerate([*steps, ("distribute", 100)]):
+        member = streams[number % len(streams)]
+        match step:
+            case "distribute":
+                expected = dealt_one_by_one(members, number)
+                given_out, left = members.distribute(leases(number, first=1_000 * at))
+                assert (names(given_out), len(left)) == (expected, number - len(expected))
+                for lease, taker in given_out:
+                    held[taker.spec.id].append(lease)
+            case "end":
+                ended, held[member.spec.id] = held[member.spec.id][:number], held[member.spec.id][number:]
+                members.leases_ended(member, ended)
+            case "send":
+                send(members, member)
+            case _:
+                members.set_paused(member, paused=step == "pause")
+        assert members.credit == sum(min(member.credit(BATCH), BATCH) for member in members)
 
 
 def test_a_paused_subscriber_gets_nothing_until_it_reads_again() -> None:
