@@ -19,6 +19,9 @@ class Limits:
     window_max: int = 2_000
     """Keys read ahead at most: a result of so many holds the event loop for some ms. With 10,000, a
     third of all CPU time went into keys that were scanned again (measured)."""
+    over_max: int = 10_000
+    """Messages remembered, for each scan under way, that were acknowledged or deleted since it began. It may
+    show them, and then claims of them miss. Streams FOR UPDATE acknowledge thousands during one scan."""
     claim_max: int = 300
     """Rows a claim takes at most. With 1,000, and twice as many keys read ahead, a drain was up to a
     tenth slower, and other clients waited for the event loop half as long again (measured). With 128 the

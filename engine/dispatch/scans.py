@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 from engine.dispatch.effects import Effect, Scan, ScanGroups
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
@@ -56,6 +57,9 @@ class _Running:
     """The own share when it was started."""
     limit: int
     """How many due messages it reads."""
+    over: set[Key] = field(default_factory=set)
+    """Messages that were acknowledged or deleted since it was started, and not shown again by anything: it
+    may have read them before."""
 
 
 class ScanScheduler:
@@ -132,6 +136,7 @@ class ScanScheduler:
     def entry_logged(self, entry: Entry, now: Instant, before: tuple[int, int] | None = None) -> None:
         """The binary log shows a message without a lease. It may not be visible yet. `before`: its
         epoch and time_next before it was changed (None: unknown, or it was inserted)."""
+        self._shown_again(entry.key)
         for group in self._groups:
             if group.selection == ANYTHING and not group.scans.buffer.knows(entry, before):
                 break
@@ -166,6 +171,7 @@ class ScanScheduler:
     def found_after_lease(self, entry: Entry, now: Instant) -> None:
         """A lookup shows a message whose lease here has just ended. It is available when it is
         due."""
+        self._shown_again(entry.key)
         for group in self._groups:
             scans = group.scans
             if self._left_to_others(group, entry, now):
@@ -180,6 +186,7 @@ class ScanScheduler:
     def found_first(self, entry: Entry, now: Instant) -> None:
         """A claim shows a due message that has to be delivered before others of its message group. They
         wait for it, so it is not left to another proxy."""
+        self._shown_again(entry.key)
         for group in self._groups:
             if group.scans.position is None and not group.selection.partitions:
                 group.scans.buffer.put(entry, now)
@@ -187,6 +194,7 @@ class ScanScheduler:
     def unlocked(self, entry: Entry, now: Instant) -> None:
         """A message that a client had locked, or was to lock, is free again and unchanged: it is in
         its old place."""
+        self._shown_again(entry.key)
         for group in self._groups:
             scans = group.scans
             if self._left_to_others(group, entry, now):
@@ -200,6 +208,7 @@ class ScanScheduler:
 
     def found_unleased(self, entry: Entry, now: Instant) -> None:
         """A lookup shows a message that had no lease here. It may have changed since."""
+        self._shown_again(entry.key)
         self.rescan_place(entry)
         for group in self._groups:
             if not self._left_to_others(group, entry, now):
@@ -268,6 +277,7 @@ class ScanScheduler:
     def left_out(self, group: FilterGroup, entry: Entry, now: Instant) -> None:
         """A claim for a group could have taken this message, and a limit of the queue left no place. It
         is next again, and the other groups scan for it."""
+        self._shown_again(entry.key)
         group.scans.buffer.put(entry, now)
         self.rescan_place(entry, but=group)
         for other in self._groups:
@@ -303,6 +313,17 @@ class ScanScheduler:
         for group in self._groups:
             group.scans.buffer.forget(keys)
             group.scans.others.forget(keys)
+        for running in self._all_running():
+            if len(running.over) < self._limits.over_max:  # With more, a few claims may miss.
+                running.over.update(keys)
+
+    def _all_running(self) -> Iterable[_Running]:
+        return chain(self._running.values(), self._by_group.values())
+
+    def _shown_again(self, key: Key) -> None:
+        """This message is there. It may have been over before, and a scan under way is to show it."""
+        for running in self._all_running():
+            running.over.discard(key)
 
     def keep_own(self, keys: Iterable[Key], now: Instant) -> list[Key]:
         """These messages were inserted. Leaves those of other shares to their proxies, and returns
@@ -483,18 +504,17 @@ class ScanScheduler:
         now: Instant,
         scan_id: int,
         result: ScanResult,
-        taken_among: Callable[[Collection[Key]], Collection[Key]],
-        outdated_among: Callable[[Iterable[Entry], int], Collection[Key]],
+        taken_among: Callable[[Collection[Key]], set[Key]],
+        outdated_among: Callable[[Iterable[Entry], int], set[Key]],
     ) -> None:
         """A scan came back. `taken_among`: which of these messages are being claimed or dead-lettered.
         `outdated_among`: those whose rows, as this scan shows them, are older than their leases."""
         running = self._running.pop(scan_id)
         scans = running.group.scans
-        most = self._most
-        outdated = outdated_among(result.entries, scan_id)
+        outdated = outdated_among(result.entries, scan_id) | running.over
         if running.portion is not None and running.portion.others:
-            busy = {*outdated, *taken_among([entry.key for entry in result.entries])}
-            self._others_answered(scans, now, result, most, lambda entry: entry.key in busy)
+            busy = outdated | taken_among([entry.key for entry in result.entries])
+            self._others_answered(scans, now, result, self._most, lambda entry: entry.key in busy)
             return
         scans.scan_completed(now, self._limits.stale_ns)
         scans.others.was_read(now)
@@ -506,7 +526,7 @@ class ScanScheduler:
 
         leaves = running.share != scans.others.share and not running.group.subscribers.any_bounded
         taken = taken_among([entry.key for entry in (*result.entries, *known)])
-        outdated = {*outdated, *outdated_among(known, scan_id)}
+        outdated |= outdated_among(known, scan_id)
 
         def unwanted(entry: Entry) -> bool:
             if leaves and self._left_to_others(running.group, entry, now):
@@ -533,9 +553,13 @@ class ScanScheduler:
             return  # No room: the next scan finds these messages again.
         if scans.position is not None:
             scans.position.advance(result.reached, result.greatest_id, now)
+        self._adapt_limit(running.group)
+
+    def _adapt_limit(self, group: FilterGroup) -> None:
+        scans = group.scans
         before = scans.limit
-        scans.adapt_limit(self._limits.scan_min, most)
-        at_front = scans.position is None and not self._finds_groups(running.group)
+        scans.adapt_limit(self._limits.scan_min, self._most)
+        at_front = scans.position is None and not self._finds_groups(group)
         scans.widens = at_front and scans.buffer.more and scans.limit > before
 
     def scan_failed(self, now: Instant, scan_id: int) -> FilterGroup:
@@ -633,7 +657,8 @@ class ScanScheduler:
     ) -> None:
         """A group scan came back. `is_unwanted`: whether a message is taken, or a row shows an older
         state than its lease."""
-        scans = self._by_group.pop(scan_id).group.scans
+        running = self._by_group.pop(scan_id)
+        scans = running.group.scans
         buffer, by_group, most = scans.buffer, scans.by_group, 3 * self._most
         self._awaiting.stop_awaiting(entry.key for entry in (*result.entries, *result.arrivals))
         by_group.answered(result, now)
@@ -643,7 +668,8 @@ class ScanScheduler:
         for entry in (*result.entries, *arrivals):
             if len(buffer) >= most:
                 break
-            if not (buffer.knows(entry) or entry.key in scans.others or is_unwanted(entry)):
+            known = buffer.knows(entry) or entry.key in scans.others or entry.key in running.over
+            if not (known or is_unwanted(entry)):
                 buffer.put(entry, now)
 
     def group_scan_failed(self, now: Instant, scan_id: int) -> None:

@@ -79,6 +79,37 @@ def test_after_a_commit_what_was_not_acknowledged_is_delivered_again_without_tim
     assert stage.rows[2].epoch == 0
 
 
+def acknowledged_during_a_scan() -> tuple[Stage, Asked]:
+    """Messages 1 to 5 of ten are acknowledged while a scan is under way that has read them before."""
+    stage = locking(filled(*range(1, 11)), 1, holder=1, limit=5)
+    stage.subscribe(2, 2, limit=10, first_wait_ns=20 * NS_PER_S, locks=True)
+    stage.handle(partial(stage.dispatcher.woken, anywhere=True))
+    (scan,) = effects(stage, Scan)
+    stage.do(scan)
+    for key in range(1, 6):
+        stage.acknowledge(key, seen=False)
+    stage.end_transaction(1, commits=True, certain=True)
+    return stage, scan
+
+
+def test_what_is_acknowledged_while_a_scan_is_under_way_is_not_offered_again() -> None:
+    stage, scan = acknowledged_during_a_scan()
+    stage.answer(scan)
+    assert not {lease.key for lease in stage.dispatcher.parts.leases} & set(range(1, 6))
+    stage.settle()
+    assert sorted(stage.delivered[2]) == list(range(6, 11))
+
+
+def test_what_the_binary_log_shows_to_be_unacknowledged_meanwhile_is_offered() -> None:
+    stage, scan = acknowledged_during_a_scan()
+    stage.rows[1] = replace(stage.rows[1], time_acked_ns=None, time_next_ns=0)
+    stage.acked_seen.discard(1)
+    stage.handle(stage.dispatcher.changes_logged, [Entry(1, 0, 0, 0)], (), {1: (0, 0)})
+    stage.answer(scan)
+    stage.settle()
+    assert sorted(stage.delivered[2]) == [1, *range(6, 11)]
+
+
 def test_after_a_rollback_the_attempt_is_counted_before_the_message_comes_again() -> None:
     stage = filled(1)
     locking(stage, 1, holder=1)
