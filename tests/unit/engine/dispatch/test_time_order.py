@@ -38,3 +38,5 @@ def test_entries_are_taken_in_order_and_each_once_however_they_came_and_went(ste
                 assert order.take(ready, count) == expected[:count]
                 assert list(ready.values()) == [entry for entry in ready.values() if entry in expected[count:]]
                 assert len(ready) == len(expected[count:])
+            case _:
+                raise AssertionError(step)
