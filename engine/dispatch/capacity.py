@@ -92,7 +92,7 @@ class Capacity:
         if not demand or self._policy.paused:
             return 0
         allowance = self._bucket.allowance(now.mono_ns)
-        most = min(demand, self.free)
+        most = min(demand, self.free, self._limits.locks_turn_max)
         return max(0, most if allowance is None else min(most, allowance))
 
     def use(self, messages: int) -> None:

@@ -70,6 +70,10 @@ class Deliveries:
             given_out, left = group.subscribers.distribute_runs(begin_runs(leases))
         else:
             given_out, left = group.subscribers.distribute(leases)
+        self.assign(given_out, left)
+
+    def assign(self, given_out: Iterable[tuple[Lease, Subscriber]], left: Sequence[Lease]) -> None:
+        """These leases were given to subscribers, and for those `left` there was no credit."""
         for lease, subscriber in given_out:
             self._parts.leases.assign(lease, subscriber.spec.holder, subscriber.spec.id)
         self.give_back(left)

@@ -152,7 +152,7 @@ class FilterGroups:
         """The table's batch size is this from now on."""
         self._batch_size = batch_size
         for group in self:
-            group.subscribers.resize(batch_size)
+            group.subscribers.resize(self._batch_of(locks=group.locks))
 
     def set_turns(self, turns: Turns | None) -> None:
         """The queue has message groups from now on, or none any more."""
@@ -170,9 +170,12 @@ class FilterGroups:
             buffer = ReadAhead(order_of(self.turns))
             by_group = GroupScans(self._limits)
             state = ScanState(self._limits.scan_min, position, OtherShares(self._limits), by_group, buffer)
-            group = FilterGroup(selection, Subscribers(self._batch_size), state, locks)
+            group = FilterGroup(selection, Subscribers(self._batch_of(locks=locks)), state, locks)
         self._by_selection[selection, locks] = group
         return group
+
+    def _batch_of(self, *, locks: bool) -> int:
+        return max(self._batch_size, self._limits.lock_max) if locks else self._batch_size
 
     def _forget_one(self) -> None:
         """Make room for another group. Raises TooManyFilterGroups."""

@@ -26,6 +26,11 @@ class Limits:
     """Rows a claim takes at most. With 1,000, and twice as many keys read ahead, a drain was up to a
     tenth slower, and other clients waited for the event loop half as long again (measured). With 128 the
     cost of the statements shows."""
+    lock_max: int = 500
+    """Messages offered to one stream FOR UPDATE at once, where its table's batches are smaller. Its client's
+    session reads the rows, so none are held for it, and larger statements are cheaper (measured: a tenth)."""
+    locks_turn_max: int = 1_000
+    """Messages offered to all of them in one decision: more hold the event loop for several ms."""
     claims_max: int = 2
     """Claims under way: a second one hides the commit of the first."""
     filter_groups_max: int = 64

@@ -36,7 +36,8 @@ class LockedLeases:
             parts.leases.add_lease(lease)
             by_group.setdefault(group, []).append(lease)
         for group, leases in by_group.items():
-            self._deliveries.distribute(group, leases)
+            given_out, left = group.subscribers.distribute_shares(leases, len(leases) + group.scans.buffer.ready)
+            self._deliveries.assign(given_out, left)
 
     def lock_answered(self, now: Instant, lock_id: int, locked: Collection[Key]) -> None:
         """A session has locked these of the messages that it was offered."""

@@ -117,6 +117,8 @@ class Subscribers:
         self._turn = 0
         self.credit = 0
         """How many messages all subscribers together may be given now, a batch each at most."""
+        self._with_credit = 0
+        """How many of them may be given one."""
         self._reading = 0
         self._starved = 0
         self._next: list[tuple[int, int, int]] = []
@@ -180,6 +182,7 @@ class Subscribers:
             del self._formats[subscriber.spec.row_format]
         self._reading -= not subscriber.paused
         self.credit -= subscriber.counted
+        self._with_credit -= bool(subscriber.counted)
         self._starved -= subscriber.counted_starved
         self._to_fetch.pop(number, None)
         self._finished.pop(number, None)
@@ -249,18 +252,32 @@ class Subscribers:
             subscriber = None if best is None else self._by_id[best[2]]
             room = 0 if subscriber is None else subscriber.counted
             left += run[room:]
-            if subscriber is None:
-                continue
-            self._turn += 1
-            subscriber.last_turn = self._turn
-            given = run[:room]
-            subscriber.held += len(given)
-            subscriber.unsent |= {lease.key: lease for lease in given}
-            if subscriber.remaining is not None:
-                subscriber.remaining -= len(given)
-            given_out += [(lease, subscriber) for lease in given]
-            self._changed(subscriber)
+            if subscriber is not None:
+                given_out += self._give(subscriber, run[:room])
         return given_out, left
+
+    def distribute_shares(
+        self, leases: Sequence[Lease], ready: int
+    ) -> tuple[list[tuple[Lease, Subscriber]], Sequence[Lease]]:
+        """`distribute` for leases of which each subscriber is given some that follow one another. If all of
+        them together can be given more than the `ready` messages, each gets its part of these."""
+        given_out: list[tuple[Lease, Subscriber]] = []
+        part = -(-ready // self._with_credit) if self._with_credit else 0
+        while len(given_out) < len(leases) and (best := self._best()) is not None:
+            subscriber = self._by_id[best[2]]
+            begin = len(given_out)
+            given_out += self._give(subscriber, leases[begin : begin + min(part, subscriber.counted)])
+        return given_out, leases[len(given_out) :]
+
+    def _give(self, subscriber: Subscriber, leases: Sequence[Lease]) -> list[tuple[Lease, Subscriber]]:
+        self._turn += 1
+        subscriber.last_turn = self._turn
+        subscriber.held += len(leases)
+        subscriber.unsent |= {lease.key: lease for lease in leases}
+        if subscriber.remaining is not None:
+            subscriber.remaining -= len(leases)
+        self._changed(subscriber)
+        return [(lease, subscriber) for lease in leases]
 
     def rooms(self, messages: int) -> list[int]:
         """How many messages each of the next subscribers may be given, the most first, up to so many
@@ -348,6 +365,7 @@ class Subscribers:
         number = subscriber.spec.id
         credit = min(subscriber.credit(self._batch_size), self._batch_size)
         self.credit += credit - subscriber.counted
+        self._with_credit += bool(credit) - bool(subscriber.counted)
         subscriber.counted = credit
         if not credit:
             subscriber.queued = None

@@ -131,7 +131,17 @@ class Stage:
 
     policy: Policy = POLICY
     limits: Limits = field(
-        default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4, in_vain_max=2, window_max=40)
+        default_factory=lambda: Limits(
+            scan_min=4,
+            claim_max=5,
+            fetch_max=4,
+            lookup_max=4,
+            in_vain_max=2,
+            window_max=40,
+            lock_max=5,
+            locks_turn_max=7,
+            over_max=6,
+        )
     )
     fetch_budget: int = 3
     unread_every: int = 5
@@ -572,7 +582,8 @@ class Stage:
         reads = any(isinstance(asked.effect, Fetch | Lock) for asked in self.asked)
         for subscriber in dispatcher.subscribers.values():
             assert reads or not subscriber.fetching, f"{subscriber.spec.id} waits for rows that nobody reads"
-            assert len(subscriber.unsent) <= 2 * policy.batch_size, f"too much is on its way to {subscriber.spec.id}"
+            batch = max(policy.batch_size, self.limits.lock_max if subscriber.spec.locks else 0)
+            assert len(subscriber.unsent) <= 2 * batch, f"too much is on its way to {subscriber.spec.id}"
             if subscriber.spec.prefetch is not None:
                 assert subscriber.held <= subscriber.spec.prefetch, f"{subscriber.spec.id} has more than its PREFETCH"
 

@@ -180,7 +180,7 @@ def test_a_client_that_does_not_read_is_offered_nothing_more() -> None:
     stage.subscribe(1, 1, limit=7, first_wait_ns=0, locks=True)
     stage.handle(stage.dispatcher.client_paused, 1)
     stage.settle()
-    assert len(stage.delivered.get(1, ())) <= POLICY.batch_size
+    assert len(stage.delivered.get(1, ())) <= stage.limits.lock_max
     stage.handle(stage.dispatcher.client_resumed, 1)
     stage.settle()
     assert stage.delivered[1] == list(range(1, 8))

@@ -104,6 +104,27 @@ def test_rooms_are_those_of_the_next_subscribers() -> None:
     assert some.rooms(100) == [BATCH, 7, 3, 1]
 
 
+def test_shares_follow_one_another_and_are_equal_parts_of_what_is_ready() -> None:
+    dealt, left = group(subscriber(1), subscriber(2), subscriber(3)).distribute_shares(leases(12), ready=12)
+    assert [(lease.key, member.spec.id) for lease, member in dealt] == [(key, 1 + key // 4) for key in range(12)]
+    assert not left
+
+
+def test_a_share_is_as_large_as_the_credit_if_more_is_ready() -> None:
+    members = group(subscriber(1), subscriber(2, prefetch=3), subscriber(3))
+    dealt, left = members.distribute_shares(leases(20), ready=1_000)
+    assert Counter(names(dealt)) == {1: BATCH, 3: BATCH}
+    assert not left
+    members.set_paused(next(iter(members)), paused=True)
+    dealt, left = members.distribute_shares(leases(15), ready=1_000)
+    assert (Counter(names(dealt)), len(left)) == ({3: BATCH, 2: 3}, 2)
+
+
+def test_nobody_with_credit_is_given_nothing() -> None:
+    dealt, left = group(subscriber(1, prefetch=0)).distribute_shares(leases(2), ready=2)
+    assert (dealt, len(left)) == ([], 2)
+
+
 def dealt_one_by_one(members: Subscribers, count: int) -> list[int]:
     """The subscribers that so many messages go to: each one to the most credit, and among equals to the one that
     has waited longest."""
