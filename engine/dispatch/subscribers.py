@@ -262,7 +262,7 @@ class Subscribers:
         """`distribute` for leases of which each subscriber is given some that follow one another. If all of
         them together can be given more than the `ready` messages, each gets its part of these."""
         given_out: list[tuple[Lease, Subscriber]] = []
-        part = -(-ready // self._with_credit) if self._with_credit else 0
+        part = -(-ready // max(1, self._with_credit))
         while len(given_out) < len(leases) and (best := self._best()) is not None:
             subscriber = self._by_id[best[2]]
             begin = len(given_out)
