@@ -67,11 +67,12 @@ class StreamHandle:
     @property
     def standing(self) -> Standing | None:
         """Its state. None after its end."""
-        subscriber = self._runner.dispatcher.subscribers.get(self._subscriber)
+        dispatcher = self._runner.dispatcher
+        subscriber = dispatcher.subscribers.get(self._subscriber)
         if subscriber is None:
             return None
-        queue = self._runner.queue
-        return Standing(queue.id, subscriber.held, subscriber.credit(queue.policy.batch_size))
+        credit = dispatcher.parts.groups.members_with(subscriber).credit_of(subscriber)
+        return Standing(self._runner.queue.id, subscriber.held, credit)
 
     def pause(self) -> None:
         """The client reads too slowly: deliver nothing for now."""

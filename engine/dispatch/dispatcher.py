@@ -240,8 +240,13 @@ class Dispatcher:
         return effects + self._advance(now)
 
     def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
-        """These messages were certainly acknowledged or deleted."""
+        """A statement has certainly acknowledged or deleted these messages just now."""
         keys = tuple(dict.fromkeys(keys))  # A client may name a message twice.
+        self.parts.scans.settled(keys)
+        return self._over(now, keys)
+
+    def _over(self, now: Instant, keys: Collection[Key]) -> Effects:
+        """These different messages are certainly acknowledged or deleted."""
         self.parts.claims.report_changes(keys)
         self.parts.verification.outcome_known(keys)
         leases = self.parts.leases.among(keys)
@@ -250,7 +255,6 @@ class Dispatcher:
         ended = [lease for lease in leases if not lease.awaits_lock]
         self.parts.measures.settled(ended, now)
         self._deliveries.end_leases(ended, settled=True)
-        self.parts.scans.forget(keys)
         self.parts.dead_letters.forget(keys)
         return self._advance(now)
 
@@ -302,7 +306,9 @@ class Dispatcher:
                 self.parts.dead_letters.forget((entry.key,))
                 self.parts.scans.entry_logged(entry, now, before.get(entry.key))
         self.parts.scans.stop_awaiting(over)
-        return self.settled(now, self.parts.verification.ends_logged(over, before))
+        ends = tuple(dict.fromkeys(self.parts.verification.ends_logged(over, before)))
+        self.parts.scans.forget(ends)
+        return self._over(now, ends)
 
     def _note_foreign_change(self, entry: Entry, before: tuple[int, int] | None) -> None:
         """The binary log shows another state of a message that is not in flight here. Unless it was
@@ -592,6 +598,7 @@ class Dispatcher:
         if now.server_ns < parts.now.server_ns - parts.limits.clock_step_ns:
             parts.scans.clock_stepped_back()
         parts.now = now
+        parts.locks_more = False
         parts.capacity.reopen_when_due(now)
         parts.places.forget_ended(now)
         self._deliveries.end_expired(now)

@@ -20,7 +20,7 @@ class Limits:
     """Keys read ahead at most: a result of so many holds the event loop for some ms. With 10,000, a
     third of all CPU time went into keys that were scanned again (measured)."""
     over_max: int = 10_000
-    """Messages remembered, for each scan under way, that were acknowledged or deleted since it began. It may
+    """Messages remembered, for each scan under way, that clients acknowledged or deleted since it began. It may
     show them, and then claims of them miss. Streams FOR UPDATE acknowledge thousands during one scan."""
     claim_max: int = 300
     """Rows a claim takes at most. With 1,000, and twice as many keys read ahead, a drain was up to a
@@ -28,9 +28,11 @@ class Limits:
     cost of the statements shows."""
     lock_max: int = 500
     """Messages offered to one stream FOR UPDATE at once, where its table's batches are smaller. Its client's
-    session reads the rows, so none are held for it, and larger statements are cheaper (measured: a tenth)."""
+    session reads the rows, so the proxy holds none of them, and larger statements are cheaper (measured: a
+    tenth)."""
     locks_turn_max: int = 1_000
-    """Messages offered to all of them in one decision: more hold the event loop for several ms."""
+    """Messages offered to all of them in one decision, the others in the next one: more hold the event loop for
+    several ms."""
     claims_max: int = 2
     """Claims under way: a second one hides the commit of the first."""
     filter_groups_max: int = 64

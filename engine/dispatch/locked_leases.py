@@ -36,6 +36,9 @@ class LockedLeases:
             parts.leases.add_lease(lease)
             by_group.setdefault(group, []).append(lease)
         for group, leases in by_group.items():
+            if parts.policy.group_run > 1:  # The comment has changed since the streams began.
+                self._deliveries.distribute(group, leases)
+                continue
             given_out, left = group.subscribers.distribute_shares(leases, len(leases) + group.scans.buffer.ready)
             self._deliveries.assign(given_out, left)
 

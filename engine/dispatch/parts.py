@@ -62,6 +62,9 @@ class Parts:
     follow_ups: FollowUps
     failure_pause: ExponentialBackoff
     measures: Measures
+    locks_more: bool = False
+    """Whether the last decision has offered as many messages to streams that lock as one may, and more are
+    wanted."""
     draining: bool = False
     """Whether nothing new is started any more."""
 

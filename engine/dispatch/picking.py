@@ -32,6 +32,8 @@ class Picking:
         most = (parts.capacity.lock_size if locks else parts.capacity.claim_size)(wanted, now)
         taken = parts.scans.take_entries(demand, most) if most else []
         picked = {entry.key: (group, entry) for group, entry in taken}
+        if locks:
+            parts.locks_more = parts.limits.locks_turn_max == len(taken) < wanted
         if parts.dead_letters.in_use:
             for group, entry in taken:
                 if parts.dead_letters.add_if_dead(entry, now) or entry.key in parts.dead_letters:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 
 from engine.dispatch.effects import Effect, Scan, ScanGroups
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
@@ -58,8 +58,8 @@ class _Running:
     limit: int
     """How many due messages it reads."""
     over: set[Key] = field(default_factory=set)
-    """Messages that were acknowledged or deleted since it was started, and not shown again by anything: it
-    may have read them before."""
+    """Messages of which a statement here reported since it was started that they are acknowledged or deleted:
+    it may have read them before. Those that something shows again are taken out."""
 
 
 class ScanScheduler:
@@ -313,9 +313,13 @@ class ScanScheduler:
         for group in self._groups:
             group.scans.buffer.forget(keys)
             group.scans.others.forget(keys)
-        for running in self._all_running():
-            if len(running.over) < self._limits.over_max:  # With more, a few claims may miss.
-                running.over.update(keys)
+
+    def settled(self, keys: Sequence[Key]) -> None:
+        """A statement has just acknowledged or deleted these messages: scans under way may still show them.
+        Reports of the binary log may be older than such a scan, so they are not among these."""
+        self.forget(keys)
+        for running in self._all_running():  # Beyond the bound, a few claims miss.
+            running.over.update(islice(keys, max(0, self._limits.over_max - len(running.over))))
 
     def _all_running(self) -> Iterable[_Running]:
         return chain(self._running.values(), self._by_group.values())
@@ -512,6 +516,8 @@ class ScanScheduler:
         running = self._running.pop(scan_id)
         scans = running.group.scans
         outdated = outdated_among(result.entries, scan_id) | running.over
+        if running.over and any(entry.key in running.over for entry in result.entries):
+            scans.retry_at(now.mono_ns + self._limits.confirm_pause_ns)  # Two reports may have come in the other order.
         if running.portion is not None and running.portion.others:
             busy = outdated | taken_among([entry.key for entry in result.entries])
             self._others_answered(scans, now, result, self._most, lambda entry: entry.key in busy)

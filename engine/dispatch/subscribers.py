@@ -80,8 +80,8 @@ class Subscriber:
 
     def credit(self, batch_size: int) -> int:
         """How many more messages it may be given now."""
-        if self.paused:
-            return 0
+        if self.paused or (self.spec.locks and self.fetching):
+            return 0  # A lock is answered when its client has read the rows. None are reserved behind it.
         credit = BATCHES_UNSENT_MAX * batch_size - len(self.unsent)
         if self.spec.prefetch is not None:
             credit = min(credit, self.spec.prefetch - self.held)
@@ -199,6 +199,10 @@ class Subscribers:
             self._reading += -1 if paused else 1
             self._changed(subscriber)
 
+    def credit_of(self, subscriber: Subscriber) -> int:
+        """How many more messages one of them may be given now, in several steps."""
+        return subscriber.credit(self._batch_size)
+
     def resize(self, batch_size: int) -> None:
         """Set the table's batch size. Takes time for each subscriber."""
         self._batch_size = batch_size
@@ -259,14 +263,20 @@ class Subscribers:
     def distribute_shares(
         self, leases: Sequence[Lease], ready: int
     ) -> tuple[list[tuple[Lease, Subscriber]], Sequence[Lease]]:
-        """`distribute` for leases of which each subscriber is given some that follow one another. If all of
-        them together can be given more than the `ready` messages, each gets its part of these."""
+        """`distribute` for leases of which each subscriber is given some that follow one another. `ready`: how
+        many messages there are, these among them; nobody is given more than an equal part of them before
+        all have one."""
         given_out: list[tuple[Lease, Subscriber]] = []
-        part = -(-ready // max(1, self._with_credit))
-        while len(given_out) < len(leases) and (best := self._best()) is not None:
-            subscriber = self._by_id[best[2]]
-            begin = len(given_out)
-            given_out += self._give(subscriber, leases[begin : begin + min(part, subscriber.counted)])
+        while len(given_out) < len(leases) and self._with_credit:
+            part, end = -(-ready // self._with_credit), len(given_out)
+            shares: dict[int, Sequence[Lease]] = {}
+            while end < len(leases) and self._best() is not None:
+                _, _, number = heapq.heappop(self._next)
+                if number not in shares:
+                    shares[number] = leases[end : end + min(part, self._by_id[number].counted)]
+                    end += len(shares[number])
+            for number, share in shares.items():
+                given_out += self._give(self._by_id[number], share)
         return given_out, leases[len(given_out) :]
 
     def _give(self, subscriber: Subscriber, leases: Sequence[Lease]) -> list[tuple[Lease, Subscriber]]:

@@ -24,7 +24,8 @@ def place_of(entry: Entry) -> Place:
 
 
 class TimeOrder:
-    """Entries in the order of their places. `ready` is always the same mapping: those in the buffer."""
+    """Entries in the order of their places. `ready` are those in the buffer: what was pushed since the last
+    `rebuild`, and that had, without those that have left it."""
 
     def __init__(self) -> None:
         self._shown: deque[Entry] = deque()

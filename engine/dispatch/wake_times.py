@@ -13,6 +13,8 @@ def next_wake_ns(parts: Parts) -> int | None:
     if (deadline_ns := parts.leases.next_deadline_ns) is not None:
         times.append(now.until(deadline_ns))
     if not parts.draining:
+        if parts.locks_more:
+            times.append(now.mono_ns + 1)
         times += [
             parts.purges.purge_ns,
             parts.abandoned.search_ns,

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from engine.dispatch.effects import Cause, Claim, Lock, Release, Scan
+from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Entry, OnDisconnect
 from tests.support.play import DEAD_LETTERS, EVEN, POLICY, Asked, Stage
 
@@ -100,6 +101,30 @@ def test_what_is_acknowledged_while_a_scan_is_under_way_is_not_offered_again() -
     assert sorted(stage.delivered[2]) == list(range(6, 11))
 
 
+def test_a_scan_that_began_behind_the_commit_of_an_acknowledgement_reported_later_loses_nothing() -> None:
+    """The message was acknowledged, and is there again, when the scan begins; the binary log reports the former
+    during the scan."""
+    stage = filled(1)
+    stage.subscribe(1, 1)
+    (scan,) = effects(stage, Scan)
+    stage.do(scan)
+    stage.handle(stage.dispatcher.changes_logged, (), [1], {1: (0, 0)})
+    stage.answer(scan)
+    stage.settle()
+    assert stage.delivered[1] == [1]
+
+
+def test_a_message_that_is_dropped_since_its_reports_came_in_the_wrong_order_comes_within_a_second() -> None:
+    stage = filled(1)
+    stage.subscribe(1, 1)
+    (scan,) = effects(stage, Scan)
+    stage.do(scan)
+    stage.handle(stage.dispatcher.settled, [1])
+    stage.answer(scan)
+    stage.run_until(lambda: 1 in stage.delivered, within_ns=NS_PER_S)
+    assert stage.delivered[1] == [1]
+
+
 def test_what_the_binary_log_shows_to_be_unacknowledged_meanwhile_is_offered() -> None:
     stage, scan = acknowledged_during_a_scan()
     stage.rows[1] = replace(stage.rows[1], time_acked_ns=None, time_next_ns=0)
@@ -184,6 +209,43 @@ def test_a_client_that_does_not_read_is_offered_nothing_more() -> None:
     stage.handle(stage.dispatcher.client_resumed, 1)
     stage.settle()
     assert stage.delivered[1] == list(range(1, 8))
+
+
+def test_a_client_that_does_not_read_keeps_nothing_from_others_but_what_it_is_to_lock() -> None:
+    stage = filled(*range(1, 31), batch_size=2)
+    stage.subscribe(1, 1, limit=30, first_wait_ns=0, locks=True)
+    stage.do(effects(stage, Scan)[0])
+    stage.answer(effects(stage, Scan)[0])
+    (lock,) = effects(stage, Lock)
+    assert 0 < stage.dispatcher.in_flight <= stage.limits.lock_max
+    stage.do(lock)  # Its client does not read the rows, so the answer does not come.
+    stage.subscribe(2, 2, limit=5, first_wait_ns=0, locks=True)
+    for _ in range(10):
+        for asked in [asked for asked in stage.asked if asked is not lock]:
+            stage.do(asked)
+            stage.answer(asked)
+    assert len(stage.delivered[2]) == 5
+
+
+def test_what_one_decision_may_not_offer_is_offered_soon_whatever_else_happens() -> None:
+    limits = Limits(scan_min=40, window_max=40, lock_max=2, locks_turn_max=7)
+    stage = Stage(policy=replace(POLICY, batch_size=2, cache_size=100), limits=limits)
+    for key in range(30):
+        stage.enqueue(key)
+    stage.settle()
+    with stage.turn():
+        for stream in range(10):
+            stage.subscribe(stream, stream, limit=2, first_wait_ns=20 * NS_PER_S, locks=True)
+    (scan,) = effects(stage, Scan)
+    stage.do(scan)
+    stage.answer(scan)
+    assert stage.dispatcher.in_flight == limits.locks_turn_max
+    assert stage.dispatcher.ready
+    while stage.dispatcher.wake_at_ns == stage.mono_ns + 1:
+        before = stage.dispatcher.in_flight
+        stage.pass_time(1)
+        assert before < stage.dispatcher.in_flight <= before + limits.locks_turn_max
+    assert len(effects(stage, Lock)) == 10
 
 
 def test_streams_that_lock_and_streams_that_claim_share_a_queue() -> None:

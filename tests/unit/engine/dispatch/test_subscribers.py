@@ -120,6 +120,11 @@ def test_a_share_is_as_large_as_the_credit_if_more_is_ready() -> None:
     assert (Counter(names(dealt)), len(left)) == ({3: BATCH, 2: 3}, 2)
 
 
+def test_who_has_less_credit_is_not_passed_over() -> None:
+    dealt, _ = group(subscriber(1), subscriber(2, prefetch=3)).distribute_shares(leases(6), ready=6)
+    assert Counter(names(dealt)) == {1: 3, 2: 3}
+
+
 def test_nobody_with_credit_is_given_nothing() -> None:
     dealt, left = group(subscriber(1, prefetch=0)).distribute_shares(leases(2), ready=2)
     assert (dealt, len(left)) == ([], 2)
