@@ -264,6 +264,32 @@ class Play(RuleBasedStateMachine):
     def acknowledge_any(self, pick: int, seen: bool) -> None:
         self.stage.acknowledge(self._one_of(sorted(self.stage.rows), pick), seen=seen)
 
+    @precondition(lambda self: self._live())
+    @rule(pick=PICK, in_order=st.booleans(), during_scan=st.booleans())
+    def a_client_deletes_a_message_and_another_inserts_its_id_again(
+        self, pick: int, in_order: bool, during_scan: bool
+    ) -> None:
+        """The server's answers may come in the other order, and the first one may start a scan. A scan under way
+        may have read either of the two messages. What was read before and is on its way cannot be called back."""
+        stage, key = self.stage, self._one_of(self._live(), pick).key
+        on_its_way = any(key in asked.carries for asked in self._asked(done=True))
+        if key in stage.store.locked or key in stage.row_locks or on_its_way:
+            return
+        scans = [asked for asked in self._asked_for(Scan) if asked.answer is None] if during_scan else []
+        for scan in scans[:1]:
+            stage.do(scan)
+        del stage.rows[key]
+        stage.holdings.pop(key, None)
+        stage.to_count.pop(key, None)
+        stage.store.put(TABLE, Row(key, payload=str(key).encode()))
+        settled, woken = partial(stage.dispatcher.settled, keys=[key]), partial(stage.dispatcher.woken, anywhere=True)
+        stage.handle(settled if in_order else woken)
+        for scan in self._asked_for(Scan):
+            if scan.answer is None:
+                stage.do(scan)
+        stage.handle(woken if in_order else settled)
+        stage.pass_time(1)  # No clock stands still so long that the claims of both have one deadline.
+
     @precondition(lambda self: self._held())
     @rule(pick=PICK, duration_s=st.sampled_from([0.001, 50]))
     def extend(self, pick: int, duration_s: float) -> None:
@@ -473,6 +499,9 @@ class Play(RuleBasedStateMachine):
             return self.greatest
         taken = key in self.stage.rows or key in self.stage.acked_seen or key in self.uncommitted
         return None if taken or key in self.stage.store.rows[DEAD_LETTERS] else key
+
+    def _live(self) -> list[Row]:
+        return [row for _, row in sorted(self.stage.rows.items()) if row.time_acked_ns is None]
 
     def _held(self) -> list[Key]:
         """What is in somebody's hands, and was not acknowledged or claimed anew behind the books' back."""

@@ -142,9 +142,6 @@ class PlayWithLog(Play):
             self._all_news_arrive()
         super().teardown()
 
-    def _live(self) -> list[Row]:
-        return [row for _, row in sorted(self.stage.rows.items()) if row.time_acked_ns is None]
-
     def _never_claimed(self) -> list[Row]:
         """Who reschedules a message that is out gives it to two holders: that is asked for, and not played here."""
         return [row for row in self._live() if not row.epoch]
