@@ -180,14 +180,14 @@ class Deliveries:
     # Streams.
 
     def remove_stream(self, subscriber: Subscriber) -> None:
-        """End a stream. The caller gives its unsent leases back."""
-        self._parts.locks.stream_ended(subscriber)
+        """End a stream, and give its unsent leases back. Those that its client's session is locking stay until
+        that is answered: the transaction may hold them."""
         self._parts.groups.remove_subscription(subscriber)
+        self.give_back([lease for lease in subscriber.unsent.values() if not lease.awaits_lock])
 
     def end_stream(self, subscriber: Subscriber, cause: Cause, text: str = "") -> End:
         """End a stream from this side; its unsent messages are released."""
         self.remove_stream(subscriber)
-        self.give_back(list(subscriber.unsent.values()))
         return End(subscriber.spec.id, cause, text)
 
     def end_finished(self, now: Instant) -> list[Effect]:

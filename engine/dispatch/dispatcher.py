@@ -160,7 +160,6 @@ class Dispatcher:
         """A client ended its stream. The client's connection keeps the messages that were sent."""
         if subscriber := self.subscribers.get(subscriber_id):
             self._deliveries.remove_stream(subscriber)
-            self._deliveries.give_back(list(subscriber.unsent.values()))
         return self._advance(now)
 
     def disconnected(self, now: Instant, holder: int) -> Effects:
@@ -641,6 +640,8 @@ class Dispatcher:
 
     def _start_scans(self, now: Instant) -> Effects:
         """Scan for the groups with demand, and for dead messages."""
-        groups, find_dead = self.parts.groups_with_demand(), self.parts.dead_letters.scanned_for
-        unavailable = self.parts.claims.messages + self.parts.dead_letters.due_count + self.parts.leases.locked
-        return self.parts.scans.start_scans(groups, now, unavailable, find_dead=find_dead)
+        parts = self.parts
+        groups, find_dead = parts.groups_with_demand(), parts.dead_letters.scanned_for
+        unavailable = parts.claims.messages + parts.dead_letters.due_count
+        unavailable += parts.leases.locked + parts.releases.failures
+        return parts.scans.start_scans(groups, now, unavailable, find_dead=find_dead)

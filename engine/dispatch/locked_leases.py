@@ -46,14 +46,19 @@ class LockedLeases:
         """A session has locked these of the messages that it was offered."""
         parts = self._parts
         if lock := parts.locks.finish_lock(lock_id):
-            missed = [lease for lease in lock.leases if lease.key not in locked]
+            leases = [lease for lease in lock.leases if lease.awaits_lock]
+            missed = [lease for lease in leases if lease.key not in locked]
             self._deliveries.end_leases(missed)
             parts.capacity.return_unused(len(missed))
-            sent = [lease for lease in lock.leases if lease.key in locked]
+            sent = [lease for lease in leases if lease.key in locked]
             for lease in sent:
                 if lease.is_suspect:
                     lease.apply(LeaseEvent.VERIFY)  # By the lock itself.
-            lock.group.subscribers.rows_sent(lock.subscriber, sent)
+            if parts.locks.is_running(lock.subscriber):
+                lock.group.subscribers.rows_sent(lock.subscriber, sent)
+            else:
+                for lease in sent:
+                    lease.apply(LeaseEvent.SEND)
             parts.measures.sent(sent, now)
             entries = [lease.expired_entry for lease in missed]
             parts.scans.claim_answered(lock.group, locked, entries, now, len(lock.leases), lock.started_ns)
@@ -73,6 +78,7 @@ class LockedLeases:
 
     def client_gone(self, holder: int) -> None:
         """A client's connection is gone, and its transaction with it: its deliveries have failed."""
+        self._parts.locks.client_gone(holder)
         keep = self._parts.policy.on_disconnect is OnDisconnect.KEEP
         self._count_failures(self._parts.leases.locked_by(holder), wait=keep)
 

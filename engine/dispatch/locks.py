@@ -38,7 +38,7 @@ class LocksUnderWay:
         self._groups = groups
         self._numbers = numbers
         self._by_id: dict[int, LockUnderWay] = {}
-        self._of_stream: dict[int, int] = {}
+        self._of_holder: dict[int, set[int]] = {}
 
     def start_locks(self, now: Instant, epoch_below: int | None) -> list[Effect]:
         """Offer the unsent leases of the locking groups to their streams. `epoch_below`: messages
@@ -52,16 +52,24 @@ class LocksUnderWay:
         return effects
 
     def finish_lock(self, lock_id: int) -> LockUnderWay | None:
-        """A lock was answered. Returns it; None if its stream has ended."""
+        """A lock was answered. Returns it; None if its client is gone. Its stream may have ended."""
         lock = self._by_id.pop(lock_id, None)
         if lock is not None:
-            del self._of_stream[lock.subscriber.spec.id]
-            lock.group.subscribers.set_fetching(lock.subscriber, fetching=False)
+            holder = lock.subscriber.spec.holder
+            self._of_holder[holder].discard(lock_id)
+            if not self._of_holder[holder]:
+                del self._of_holder[holder]
+            if self.is_running(lock.subscriber):
+                lock.group.subscribers.set_fetching(lock.subscriber, fetching=False)
         return lock
 
-    def stream_ended(self, subscriber: Subscriber) -> None:
-        """The answer to this stream's lock does not count any more."""
-        if (lock_id := self._of_stream.pop(subscriber.spec.id, None)) is not None:
+    def is_running(self, subscriber: Subscriber) -> bool:
+        """Whether this stream has not ended."""
+        return self._groups.subscribers.get(subscriber.spec.id) is subscriber
+
+    def client_gone(self, holder: int) -> None:
+        """A client's connection is gone: its locks are not answered any more."""
+        for lock_id in self._of_holder.pop(holder, ()):
             del self._by_id[lock_id]
 
     def _start_lock(
@@ -76,6 +84,6 @@ class LocksUnderWay:
             lease.apply(LeaseEvent.FETCH)
         lock_id = next(self._numbers)
         self._by_id[lock_id] = LockUnderWay(group, subscriber, leases, now.mono_ns)
-        self._of_stream[subscriber.spec.id] = lock_id
+        self._of_holder.setdefault(subscriber.spec.holder, set()).add(lock_id)
         group.subscribers.set_fetching(subscriber, fetching=True)
         return Lock(lock_id, subscriber.spec.id, tuple(lease.key for lease in leases), now.server_ns, epoch_below)

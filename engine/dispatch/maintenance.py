@@ -44,6 +44,11 @@ class Releases:
         """Whether a failed delivery of this locked message is still to be counted in its row."""
         return key in self._failed
 
+    @property
+    def failures(self) -> int:
+        """How many failed deliveries are still to be counted. Their rows show due messages."""
+        return len(self._failed)
+
     def failures_among(self, keys: Collection[Key]) -> set[Key]:
         """Those of these messages of which `counts_failure` is true."""
         return self._failed.intersection(keys) if self._failed else set()

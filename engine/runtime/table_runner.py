@@ -100,7 +100,8 @@ class Sink(Protocol):
 
 
 LockAnswer = Callable[[Collection[Key]], None]
-"""Is called once with the keys that a session has locked, whose rows its client was sent."""
+"""Is called once with the keys that a session has locked, whose rows its client was sent; also if the stream
+has ended, or the session has failed. Only the end of its client's connection may come instead."""
 
 Locker = Callable[[Lock, LockAnswer], None]
 """Has the session of a stream FOR UPDATE lock messages. Returns at once."""
@@ -508,11 +509,16 @@ class TableRunner:
             self.handle(self.dispatcher.disconnected, stream.spec.holder)
 
     def _lock(self, subscriber: int, lock: Lock) -> None:
-        if (stream := self._streams.get(subscriber)) is not None and stream.locker is not None:
-            stream.locker(lock, partial(self._locked, self.dispatcher, stream, lock.lock_id))
+        stream = self._streams.get(subscriber)
+        answer = partial(self._locked, self.dispatcher, stream, lock.lock_id)
+        if stream is None or stream.locker is None:
+            answer(())  # It has ended meanwhile.
+        else:
+            stream.locker(lock, answer)
 
-    def _locked(self, dispatcher: Dispatcher, stream: _Stream, lock_id: int, keys: Collection[Key]) -> None:
-        stream.given += len(keys)
+    def _locked(self, dispatcher: Dispatcher, stream: _Stream | None, lock_id: int, keys: Collection[Key]) -> None:
+        if stream is not None:
+            stream.given += len(keys)
         self._executor.counters.delivered += len(keys)
         self.measures.delivered += len(keys)
         if dispatcher is self.dispatcher:

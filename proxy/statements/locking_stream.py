@@ -104,6 +104,12 @@ class LockingStream(Stream):
         self._attention.clear()
         return self._offers.popleft() if self._offers and not self.over else None
 
+    def decline_offers(self) -> None:
+        """Answer the offers that nobody takes any more: nothing was locked."""
+        while self._offers:
+            _, answer = self._offers.popleft()
+            answer(())
+
     def flush(self) -> None:
         """Write what is to be sent. Otherwise it is written with the next rows or the end."""
         self._writes.flush()
@@ -160,6 +166,12 @@ class LockingSession:
     async def attend(self, stream: LockingStream, ping_interval_s: float) -> None:
         """Lock what the engine offers, and keep the backing connection open, until the stream is
         over. While nothing is offered, and if nothing was, the transaction of the proof ends."""
+        try:
+            await self._attend(stream, ping_interval_s)
+        finally:
+            stream.decline_offers()
+
+    async def _attend(self, stream: LockingStream, ping_interval_s: float) -> None:
         timeout_s = SOON_S
         while (offer := await stream.next_offer(timeout_s)) is not None or not stream.over:
             if offer is not None:
@@ -198,8 +210,10 @@ class LockingSession:
         locked: set[Key] = set()
         run = self._execute if self._binary else self._query
         on_header, on_rows = partial(_begin_with, stream), partial(self._pass, stream, locked)
-        done = await spelled(session, self._select(lock), partial(run, on_header, on_rows))
-        answer(locked)
+        try:
+            done = await spelled(session, self._select(lock), partial(run, on_header, on_rows))
+        finally:
+            answer(locked)
         if (error := done.error) is not None:
             stream.refuse(error)
             if error.code == DEADLOCK:

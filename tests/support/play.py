@@ -238,19 +238,8 @@ class Stage:
         self.handle(self.dispatcher.subscribe, self.streams[subscriber])
 
     def cancel(self, subscriber: int) -> None:
-        self.answer_locks()
-        self.cancel_between_rows_and_answer(subscriber)
-
-    def cancel_between_rows_and_answer(self, subscriber: int) -> None:
         self.ended.setdefault(subscriber, Cause.COMPLETE)
         self.handle(self.dispatcher.unsubscribe, subscriber)
-
-    def answer_locks(self) -> None:
-        """The answers of the locks that sessions have taken arrive. If a stream ended between its rows and such an
-        answer, the dispatcher would not know who holds its messages, and count no failure if that transaction is
-        rolled back. This is a known gap: the plays leave it out, and test_locking.py shows it."""
-        for asked in [asked for asked in self.asked if isinstance(asked.effect, Lock) and asked.answer is not None]:
-            self.answer(asked)
 
     def disconnect(self, holder: int, *, unlocks_late: bool = False) -> None:
         """A client is gone. `unlocks_late`: the server notices later, and its locks are others' until then."""
@@ -268,6 +257,7 @@ class Stage:
     def end_transaction(self, holder: int, *, commits: bool, seen: bool = True, certain: bool = False) -> None:
         """A client's transaction ends, and its locks. `seen`: its end is known as what it was. `certain`: so are its
         ACKs."""
+        self._answer_locks(holder)
         keys = [key for key, locker in self.row_locks.items() if locker == holder]
         acked = [key for key in keys if key in self.acks_to_commit]
         delivered = self.holdings.keys() & set(keys)  # A session may lock after its client has vanished.
@@ -283,6 +273,14 @@ class Stage:
         if failed:
             self.to_count |= {key: self.rows[key].epoch for key in delivered}
         self.handle(partial(self.dispatcher.transaction_ended, failed=failed), holder)
+
+    def _answer_locks(self, holder: int) -> None:
+        """A session answers its lock before its transaction ends. After the end of its stream it locks nothing."""
+        for asked in tuple(self.asked):
+            if isinstance(asked.effect, Lock) and self.streams[asked.effect.subscriber].holder == holder:
+                if asked.answer is None:
+                    asked.answer = partial(self.dispatcher.lock_done, self.now, asked.effect.lock_id, ())
+                self.answer(asked)
 
     def unlock_others(self) -> None:
         """Transactions of others end."""
@@ -441,8 +439,6 @@ class Stage:
 
     def fail(self, asked: Asked, *, lasting: bool = False) -> None:
         """An effect fails, or, if the database has done it already, its answer is lost; `lasting`: for good."""
-        if lasting and not isinstance(asked.effect, Lock):
-            self.answer_locks()
         self.asked.remove(asked)
         self.lost_answers += asked.answer is not None
         dispatcher = self.dispatcher

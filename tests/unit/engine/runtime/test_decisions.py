@@ -105,6 +105,40 @@ def test_the_work_of_many_clients_in_one_turn_is_one_decision(together: list[lis
     asyncio.run(play())
 
 
+def test_an_offer_to_a_stream_that_has_just_ended_is_answered() -> None:
+    """Else its message would count as being locked, and nobody would get it."""
+
+    async def play() -> None:
+        async with running(2) as (engine, queue):
+            second = Client()
+
+            class First(Client):
+                def lock(self, lock: Lock, answer: LockAnswer) -> None:
+                    super().lock(lock, answer)
+                    handles[1].cancel()
+
+            first = First()
+            handles = [
+                engine.subscribe(
+                    queue, client, holder=holder, row_format=FORMAT, limit=1, first_wait_ns=10**10, locker=client.lock
+                )
+                for holder, client in ((1, first), (2, second))
+            ]
+            await until(lambda: first.offers)
+            (lock, answer) = first.offers.pop()
+            answer(lock.keys)
+            await until(lambda: first.ended)
+            assert not second.offers
+            assert not engine.holds(2)
+            third = Client()
+            engine.subscribe(
+                queue, third, holder=3, row_format=FORMAT, limit=1, first_wait_ns=10**10, locker=third.lock
+            )
+            await until(lambda: third.offers)
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize(("messages", "later"), [(CLAIMS_IN_ONE_TURN, False), (9 * CLAIMS_IN_ONE_TURN, True)])
 def test_behind_a_large_claim_clients_are_served_before_the_next_decision(
     together: list[list[str]], messages: int, later: bool

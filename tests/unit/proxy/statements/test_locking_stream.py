@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, cast
 
 from engine.dispatch.effects import Cause, Lock
-from engine.model import QueueTable, TableId
+from engine.model import Key, QueueTable, TableId
 from engine.packets import frame
 from engine.service import Engine
 from proxy.settings import Settings
@@ -27,7 +27,13 @@ OK = [make_ok(status=STATUS)]
 
 
 class OfferingEngine:
-    """An engine that offers each stream one message, and ends it when that is locked."""
+    """An engine that offers each stream one message, and ends it when that is locked. `twice`: it offers
+    another one, at once."""
+
+    def __init__(self, *, twice: bool = False) -> None:
+        self._twice = twice
+        self.answers: list[Collection[Key]] = []
+        self.answered = asyncio.Event()
 
     async def queue(self, _table: TableId, **_options: object) -> QueueTable:
         return queue_table()
@@ -38,19 +44,23 @@ class OfferingEngine:
     def subscribe(self, _queue: QueueTable, sink: Any, *, locker: Any, **_options: object) -> Any:
         loop = asyncio.get_running_loop()
 
-        def ended(_keys: object) -> None:
+        def ended(keys: Collection[Key]) -> None:
+            self.answers.append(keys)
+            self.answered.set()
             loop.call_soon(sink.end, Cause.COMPLETE, "")
 
         loop.call_soon(locker, Lock(1, 1, (7,), 1, None), ended)
+        if self._twice:
+            loop.call_soon(locker, Lock(2, 1, (8,), 1, None), self.answers.append)
         return self
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_args, **_options: None
 
 
-def play(script: Callable[[PlayedSession], Awaitable[None]]) -> None:
+def play(script: Callable[[PlayedSession], Awaitable[None]], engine: OfferingEngine | None = None) -> None:
     async def whole() -> None:
-        statements = Statements(cast(Engine, OfferingEngine()), Settings(), tuple)
+        statements = Statements(cast(Engine, engine or OfferingEngine()), Settings(), tuple)
         played = PlayedSession(statements.carry_out, OfferingEngine())
         played.query(b"BEGIN")
         assert await played.next_to_server() == b"\x03BEGIN"
@@ -75,3 +85,37 @@ def test_the_columns_the_rows_and_the_end_of_a_stream_are_one_write() -> None:
         assert played.client.writes == before + 1
 
     play(script)
+
+
+REFUSED = [b"\xff\xbd\x04#HY000Lock wait timeout exceeded"]
+
+
+def test_each_offer_is_answered_also_after_the_end_of_the_stream() -> None:
+    """A message that was offered counts as being locked until it is."""
+    engine = OfferingEngine(twice=True)
+
+    async def script(played: PlayedSession) -> None:
+        played.query(b"STREAM id FROM shop.m LIMIT 2 NOWAIT FOR UPDATE")
+        for answer in (CONTEXT, DEFINITION, OK, HEADER, REFUSED):
+            await played.next_to_server()
+            played.session.server_sent(frame_rows(answer, 1)[0])
+        while (await played.next_to_client()).payload[0] != 0xFF:
+            pass
+        assert [set(keys) for keys in engine.answers] == [set(), set()]
+
+    play(script, engine)
+
+
+def test_what_was_locked_before_the_server_was_lost_is_answered() -> None:
+    engine = OfferingEngine()
+
+    async def script(played: PlayedSession) -> None:
+        played.query(b"STREAM id FROM shop.m LIMIT 1 NOWAIT FOR UPDATE")
+        for answer in (CONTEXT, DEFINITION, OK, HEADER, LOCKED[:-1]):
+            await played.next_to_server()
+            played.session.server_sent(frame_rows(answer, 1)[0])
+        played.session.server_lost()
+        await engine.answered.wait()
+        assert [set(keys) for keys in engine.answers] == [{7}]
+
+    play(script, engine)
