@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bench.compare.brokers import BROKERS
 from bench.compare.model import Competitor
-from bench.compare.mysql import Ackstream, ByHand
+from bench.compare.mysql import Ackstream, ByHand, Floor
 from bench.compare.postgres import POSTGRES_QUEUES
 from bench.compare.rabbitmq import RabbitMQ
 
@@ -15,6 +15,8 @@ COMPETITORS: Sequence[Competitor] = (
     Ackstream("mariadb"),
     ByHand("mysql"),
     ByHand("mariadb"),
+    Floor("mysql"),
+    Floor("mariadb"),
     *POSTGRES_QUEUES,
     *BROKERS,
     RabbitMQ(),

@@ -12,6 +12,8 @@
  *   locked    one transaction: STREAM ... LIMIT BATCH NOWAIT FOR UPDATE, then one ACK
  *   locks     one transaction: SELECT ... LIMIT BATCH FOR UPDATE SKIP LOCKED, then one UPDATE; begun
  *             anew after a deadlock
+ *   told      as `locks`, but each id is known, from a counter that all share: no queue at all
+ *   claimed   two UPDATEs a message, each committed: of CLAIM ids from that counter, then of BATCH
  * Its answer: messages finished, seconds, and the CPU seconds of the consumers.
  *
  * latency keeps one endless stream open and inserts one message after the other. Its answer: a line
@@ -31,10 +33,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BATCH_MAX = 1000, ID_CHARS = 21, PAUSE_US = 1000, SAMPLES_MAX = 1 << 20 };
+enum { CLAIM = 1000, BATCH_MAX = 1000, ID_CHARS = 21, PAUSE_US = 1000, SAMPLES_MAX = 1 << 20 };
 
 static const char *TAKE = "SELECT id, payload FROM queue FORCE INDEX (due) WHERE time_acked IS NULL AND priority = 0"
                           " AND time_next <= 1 ORDER BY time_next, id LIMIT %d FOR UPDATE SKIP LOCKED";
+
+static const char *FINISH = "UPDATE queue SET time_acked = 1, time_next = NULL";
 
 typedef struct {
     MYSQL *db, *acks;
@@ -47,6 +51,7 @@ typedef struct {
 static int port, batch;
 static long wanted;
 static long received, finished; /* Changed atomically. */
+static long next_id;            /* For told and claimed; the same. */
 static int done;
 
 static void fail(const char *text) {
@@ -87,9 +92,20 @@ static int run_or_deadlock(MYSQL *db, const char *statement) {
     return 0;
 }
 
+static _Thread_local char statement[128 + BATCH_MAX * (ID_CHARS + 1)];
+
+/* Writes a statement about messages with known ids, that begins and ends like this. Returns the first of the ids. */
+static long write_in_turn(const char *head, int count, const char *tail) {
+    long first = __atomic_fetch_add(&next_id, count, __ATOMIC_SEQ_CST);
+    char *end = statement + sprintf(statement, "%s WHERE id IN (%ld", head, first);
+    for (long id = first + 1; id < first + count; id++)
+        end += sprintf(end, ",%ld", id);
+    sprintf(end, ") AND time_acked IS NULL%s", tail);
+    return first;
+}
+
 /* Finishes the collected messages by one statement. After a deadlock none is finished. */
 static void finish(Consumer *mine, MYSQL *db, const char *head) {
-    static _Thread_local char statement[64 + BATCH_MAX * (ID_CHARS + 1)];
     char *end = statement + sprintf(statement, "%s WHERE id IN (", head);
     if (!mine->count)
         return;
@@ -126,9 +142,9 @@ static void *streams(void *argument) {
 }
 
 /* Returns the number of messages; they are in mine. */
-static int take(Consumer *mine, const char *statement) {
+static int take(Consumer *mine, const char *select) {
     MYSQL_ROW row;
-    if (!run_or_deadlock(mine->db, statement))
+    if (!run_or_deadlock(mine->db, select))
         return 0;
     MYSQL_RES *result = mysql_use_result(mine->db);
     while ((row = mysql_fetch_row(result)))
@@ -143,10 +159,10 @@ static int take(Consumer *mine, const char *statement) {
 
 static void *bounded(void *argument) {
     Consumer *mine = argument;
-    char statement[64];
-    sprintf(statement, "STREAM id, payload FROM queue LIMIT %d NOWAIT", batch);
+    char select[64];
+    sprintf(select, "STREAM id, payload FROM queue LIMIT %d NOWAIT", batch);
     while (__atomic_load_n(&finished, __ATOMIC_SEQ_CST) < wanted) {
-        if (take(mine, statement))
+        if (take(mine, select))
             finish(mine, mine->db, "ACK queue");
         else
             usleep(PAUSE_US);
@@ -154,12 +170,14 @@ static void *bounded(void *argument) {
     return NULL;
 }
 
-/* Takes and finishes batches, each in one transaction. */
-static void work_in_transactions(Consumer *mine, const char *statement, const char *head) {
+/* Takes and finishes batches, each in one transaction. Without a statement, the next ids are taken. */
+static void work_in_transactions(Consumer *mine, const char *select, const char *head) {
     run(mine->db, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
     run(mine->db, "SET autocommit = 0");
     while (__atomic_load_n(&finished, __ATOMIC_SEQ_CST) < wanted) {
-        if (take(mine, statement))
+        if (!select)
+            write_in_turn("SELECT id, payload FROM queue", batch, " FOR UPDATE SKIP LOCKED");
+        if (take(mine, select ? select : statement))
             finish(mine, mine->db, head);
         else
             usleep(PAUSE_US);
@@ -168,17 +186,47 @@ static void work_in_transactions(Consumer *mine, const char *statement, const ch
 }
 
 static void *locked(void *argument) {
-    char statement[96];
-    sprintf(statement, "STREAM id, payload FROM queue LIMIT %d NOWAIT FOR UPDATE", batch);
-    work_in_transactions(argument, statement, "ACK queue");
+    char select[96];
+    sprintf(select, "STREAM id, payload FROM queue LIMIT %d NOWAIT FOR UPDATE", batch);
+    work_in_transactions(argument, select, "ACK queue");
     return NULL;
 }
 
 static void *locks(void *argument) {
-    char statement[256];
-    sprintf(statement, TAKE, batch);
-    work_in_transactions(argument, statement, "UPDATE queue SET time_acked = 1, time_next = NULL");
+    char select[256];
+    sprintf(select, TAKE, batch);
+    work_in_transactions(argument, select, FINISH);
     return NULL;
+}
+
+static void *told(void *argument) {
+    work_in_transactions(argument, NULL, FINISH);
+    return NULL;
+}
+
+static void *claimed(void *argument) {
+    Consumer *mine = argument;
+    while (__atomic_load_n(&finished, __ATOMIC_SEQ_CST) < wanted) {
+        long first = write_in_turn("UPDATE queue SET epoch = 1, time_next = 9223372036854775807", CLAIM, "");
+        if (!run_or_deadlock(mine->db, statement))
+            fail("a deadlock between claims of different messages");
+        for (int i = 0; i < CLAIM; i++) {
+            sprintf(mine->ids[mine->count++], "%ld", first + i);
+            if (mine->count == batch)
+                finish(mine, mine->db, FINISH);
+        }
+    }
+    return NULL;
+}
+
+/* Sets the counter to the first of the messages that were inserted last. */
+static void find_first(void) {
+    MYSQL *db = connected();
+    run(db, "SELECT MIN(id) FROM queue WHERE time_acked IS NULL");
+    MYSQL_RES *result = mysql_store_result(db);
+    next_id = atol(mysql_fetch_row(result)[0]);
+    mysql_free_result(result);
+    mysql_close(db);
 }
 
 /* Waits until all is finished. Near the end the streams have fewer messages than an ACK takes. */
@@ -208,6 +256,8 @@ static void drain(const char *form, int number) {
     void *(*work)(void *) = streaming                      ? streams
                             : strcmp(form, "bounded") == 0 ? bounded
                             : strcmp(form, "locked") == 0  ? locked
+                            : strcmp(form, "told") == 0    ? told
+                            : strcmp(form, "claimed") == 0 ? claimed
                                                            : locks;
     Consumer *consumers = calloc((size_t)number, sizeof *consumers);
     for (int i = 0; i < number; i++) {
@@ -215,6 +265,8 @@ static void drain(const char *form, int number) {
         consumers[i].acks = streaming ? connected() : NULL;
         pthread_mutex_init(&consumers[i].lock, NULL);
     }
+    if (work == told || work == claimed)
+        find_first();
     begin();
     double begin_s = now_s(), begin_cpu_s = cpu_s();
     for (int i = 0; i < number; i++)

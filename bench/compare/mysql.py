@@ -34,6 +34,7 @@ REDO_LOG: Mapping[Flavour, str] = {
     "mariadb": "--innodb-log-file-size=1G",
 }
 DURABILITY = "fsync at each commit: sync_binlog=1, innodb_flush_log_at_trx_commit=1"
+FLOOR = "known ids"
 TITLES: Mapping[Flavour, str] = {"mysql": "MySQL", "mariadb": "MariaDB"}
 
 CREATE = f"""
@@ -66,7 +67,21 @@ PROXY_FORMS = (
 HAND_FORMS = (
     *forms("{0} × SKIP LOCKED, {1} a transaction", "locks", (4, 500), (8, 500), (4, 100), (8, 100), (8, 1), (64, 1)),
 )
+FLOOR_FORMS = (
+    *forms("{0} × claims of 1000, then UPDATEs of {1}", "claimed", (8, 100)),
+    *forms("{0} × known ids, {1} a transaction", "told", (8, 500), (8, 100), (64, 1)),
+)
 
+
+FLOOR_OF: Mapping[Case, Case] = {
+    proxied.case: floor.case
+    for proxied in PROXY_FORMS
+    for floor in FLOOR_FORMS
+    if proxied.case.batch == floor.case.batch
+    and proxied.case.consumers == floor.case.consumers
+    and (proxied.name == "locked") == (floor.name == "told")
+}
+"""For ways to consume by the proxy, the same writes without a queue."""
 
 WATCHED = next(form.case for form in PROXY_FORMS if form.name == "streams" and form.case.batch > 1)
 """The drain during which other clients are measured."""
@@ -83,7 +98,7 @@ class MySQLQueue:
         self._server = server
         self._client = client
         self._port = port
-        self._forms = {form.case.name: form.name for form in (*PROXY_FORMS, *HAND_FORMS)}
+        self._forms = {form.case.name: form.name for form in (*PROXY_FORMS, *HAND_FORMS, *FLOOR_FORMS)}
         self.processes = processes
 
     @property
@@ -161,6 +176,14 @@ def running_queue_server(flavour: Flavour, folder: Path, more: Sequence[str] = (
         server.kill()
 
 
+@contextlib.contextmanager
+def running_without_proxy(flavour: Flavour, folder: Path) -> Iterator[MySQLQueue]:
+    """A server with the table, to which the consumers connect. Raises MissingError."""
+    client = compiled(SOURCE, folder, LIBMARIADB)
+    with running_queue_server(flavour, folder) as server:
+        yield MySQLQueue(server, client, server.port, {"server": server.pid})
+
+
 @dataclass(frozen=True, slots=True)
 class ByHand:
     """SELECT … FOR UPDATE SKIP LOCKED, then an UPDATE, in one READ COMMITTED transaction, without the proxy."""
@@ -176,11 +199,28 @@ class ByHand:
     def cases(self) -> Sequence[Case]:
         return [form.case for form in HAND_FORMS]
 
-    @contextlib.contextmanager
-    def running(self, folder: Path) -> Iterator[MySQLQueue]:
-        client = compiled(SOURCE, folder, LIBMARIADB)
-        with running_queue_server(self.flavour, folder) as server:
-            yield MySQLQueue(server, client, server.port, {"server": server.pid})
+    def running(self, folder: Path) -> contextlib.AbstractContextManager[MySQLQueue]:
+        return running_without_proxy(self.flavour, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The same writes without a queue: a counter in the client's memory gives each message to one consumer. Not to
+    be had by anybody with a second client. It shows what the server can do."""
+
+    flavour: Flavour
+    durability: str = DURABILITY
+
+    @property
+    def name(self) -> str:
+        return f"{FLOOR}, {TITLES[self.flavour]}"
+
+    @property
+    def cases(self) -> Sequence[Case]:
+        return [form.case for form in FLOOR_FORMS]
+
+    def running(self, folder: Path) -> contextlib.AbstractContextManager[MySQLQueue]:
+        return running_without_proxy(self.flavour, folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.compare.competitors import COMPETITORS
 from bench.compare.model import Case
+from bench.compare.mysql import FLOOR, FLOOR_OF
 from bench.compare.report import DRAIN, LATENCY, table
 
 REPOSITORY = Path(__file__).parents[2]
@@ -62,7 +63,9 @@ def _system(name: str) -> str:
 
 def overview(queues: Mapping[str, Drains]) -> str:
     """Return a small table: a column for each system, as durable as each can be made."""
-    durable = {name: drains for name, drains in queues.items() if not name.endswith(", default")}
+    durable = {
+        name: drains for name, drains in queues.items() if not name.endswith(", default") and _system(name) != FLOOR
+    }
     systems = list(dict.fromkeys(map(_system, durable)))
     members = {system: [drains for name, drains in durable.items() if _system(name) == system] for system in systems}
 
@@ -85,7 +88,8 @@ def overview(queues: Mapping[str, Drains]) -> str:
 
 
 def beside_by_hand(queues: Mapping[str, Drains]) -> str:
-    """Return a line for each way to consume by the proxy, with the ratio to the best by hand."""
+    """Return a line for each way to consume by the proxy, with the ratios to the best by hand and to the same writes
+    without a queue."""
     servers = [name.removeprefix("ackstream, ") for name in queues if name.startswith("ackstream, ")]
     cases = list(dict.fromkeys(case for server in servers for case in queues[f"ackstream, {server}"].rates))
     lines = []
@@ -95,9 +99,10 @@ def beside_by_hand(queues: Mapping[str, Drains]) -> str:
             rate = queues[f"ackstream, {server}"].rates[case]
             hand = queues.get(f"by hand, {server}", Drains({}))
             best = hand.best(lambda other, size=case.batch: other.batch == size)  # type: ignore[misc]
-            cells += [f"{rate:,.0f}", f"{rate / best:.2f}" if best else "–"]
+            floor = queues.get(f"{FLOOR}, {server}", Drains({})).rates.get(FLOOR_OF[case]) if case in FLOOR_OF else None
+            cells += [f"{rate:,.0f}", *(f"{rate / other:.2f}" if other else "–" for other in (best, floor))]
         lines.append((case.name, *cells))
-    heads = [head for server in servers for head in (f"{server}, messages/s", "of by hand")]
+    heads = [head for server in servers for head in (f"{server}, messages/s", "of by hand", "of known ids")]
     return table(("consumers", *heads), lines)
 
 
