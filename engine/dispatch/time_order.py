@@ -45,11 +45,11 @@ class TimeOrder:
         """The first entry; None: there is none."""
         shown = self._first_shown(ready)
         while self._added:
-            priority, due_ns, key, epoch = self._added[0]
-            entry = ready.get(key)
-            if entry is None or (entry.epoch, entry.due_ns) != (epoch, due_ns):
+            first = self._added[0]
+            entry = ready.get(first[2])
+            if entry is None or (*place_of(entry), entry.epoch) != first:
                 heapq.heappop(self._added)
-            elif shown is None or (priority, due_ns, key) <= place_of(shown):
+            elif shown is None or first[:3] <= place_of(shown):
                 return entry
             else:
                 break

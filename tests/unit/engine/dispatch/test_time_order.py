@@ -17,6 +17,14 @@ STEPS = st.one_of(
 )
 
 
+def test_an_entry_that_comes_again_with_another_priority_is_in_its_new_place() -> None:
+    order, ready = TimeOrder(), {}
+    for entry in (Entry(1, 0, 0, 1), Entry(2, 0, 0, 0), Entry(2, 0, 1, 0)):
+        ready[entry.key] = entry
+        order.push(entry)
+    assert [entry.key for entry in order.take(ready, 2)] == [1, 2]
+
+
 @given(st.lists(STEPS, max_size=20))
 def test_entries_are_taken_in_order_and_each_once_however_they_came_and_went(steps: list[tuple[str, object]]) -> None:
     order = TimeOrder()
