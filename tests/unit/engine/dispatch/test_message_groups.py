@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.dispatch.effects import Scan, ScanGroups
+from engine.dispatch.effects import Claim, Scan, ScanGroups
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Group, Key, Policy
 from tests.support.play import POLICY, TABLE, Stage, queue_table
@@ -131,6 +131,30 @@ def test_without_an_index_it_is_fair_among_what_is_read_ahead() -> None:
     consumer = Consumer(stage)
     assert Counter(consumer.work(50)) == {(0,): 25, (1,): 25}
     assert not any(isinstance(asked.effect, ScanGroups) for asked in stage.asked)
+
+
+def test_what_is_acknowledged_while_a_group_scan_is_under_way_is_not_claimed() -> None:
+    stage = filled(stage_of(lambda key: (key // 400,)), range(1_200))
+    stage.subscribe(1, holder=1)
+    while not (scans := [asked for asked in stage.asked if isinstance(asked.effect, ScanGroups)]):
+        asked = stage.asked[0]
+        stage.do(asked)
+        stage.answer(asked)
+    stage.do(scans[0])
+    over = (400, 800)  # The first messages of the groups behind the front.
+    for key in over:
+        stage.acknowledge(key, seen=True)
+    stage.answer(scans[0])
+    groups = set()
+    while {(1,), (2,)} - groups:
+        asked = stage.asked[0]
+        if isinstance(asked.effect, Claim):
+            wanted = {want.key for want in asked.effect.wanted}
+            assert not wanted & set(over)
+            groups |= {stage.group_of(int(key)) for key in wanted}
+        if asked.answer is None:
+            stage.do(asked)
+        stage.answer(asked)
 
 
 @pytest.mark.parametrize("groups", [1, 10, 1_000])
