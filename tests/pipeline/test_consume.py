@@ -26,6 +26,8 @@ from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 Batches = dict[int, list[tuple[Any, ...]]]
 
 

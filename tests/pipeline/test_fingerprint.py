@@ -114,6 +114,7 @@ def test_a_batch_is_held_against_the_version_that_it_was_begun_with(
         assert read(cut, fitting, OF_NOTHING)[0].fingerprint(fitting.names, version) == known
 
 
+@pytest.mark.either_server
 @MODES
 @pytest.mark.parametrize(
     ("types", "first", "second"),
@@ -133,6 +134,7 @@ def test_a_batch_whose_rows_have_changed_is_refused(
     assert rows(connection, "SELECT a, b, c FROM m") == [first, first]
 
 
+@pytest.mark.either_server
 @MODES
 def test_a_batch_of_the_first_version_is_finished_and_then_known_again(
     endpoint: Endpoint, connection: Any, orders: DataFrame, mode: Mode

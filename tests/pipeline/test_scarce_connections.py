@@ -22,6 +22,8 @@ from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect
 
+pytestmark = pytest.mark.either_server
+
 MESSAGES = 2_000
 FOR_THE_JOB = 2
 """One of the driver's, and one that writes, where Spark has two cores and would have two write."""
