@@ -145,7 +145,7 @@ def test_what_is_acknowledged_while_a_group_scan_is_under_way_is_not_claimed() -
     for key in over:
         stage.acknowledge(key, seen=True)
     stage.answer(scans[0])
-    groups = set()
+    groups: set[Group] = set()
     while {(1,), (2,)} - groups:
         asked = stage.asked[0]
         if isinstance(asked.effect, Claim):
