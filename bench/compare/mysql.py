@@ -205,8 +205,8 @@ class ByHand:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The same writes without a queue: a counter in the client's memory gives each message to one consumer. Not to
-    be had by anybody with a second client. It shows what the server can do."""
+    """The same writes without a queue: a counter in the client's memory gives each message to one consumer, which
+    works with one client alone. It shows what the server can do."""
 
     flavour: Flavour
     durability: str = DURABILITY
