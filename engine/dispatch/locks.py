@@ -6,6 +6,9 @@ unchanged: same epoch, same time_next. The subscriber's session reads and locks 
 within its client's transaction, and passes them to the client as they come. The row lock is then
 the claim, on every proxy. The session answers which keys it has locked; the others are locked by
 somebody else, changed or gone, and are tried again later, as messages that a claim missed.
+
+A lock is kept until it is answered, also if its stream ends before: the transaction may hold the
+messages. Only the end of the client's connection ends it without an answer.
 """
 
 from __future__ import annotations

@@ -27,8 +27,6 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import client_program, connect
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.either_server
-
 
 def serve(*options: str, timeout_s: float = 30, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -370,7 +370,6 @@ IDS = {
 }
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", IDS)
 def test_of_a_streaming_batch_the_slices_that_were_committed_stay_and_are_wholly_delivered(
     kind: str,
