@@ -586,6 +586,17 @@ def test_a_due_message_does_not_wait_once_all_faults_are_over(history) -> None:
     assert history.rules() == ["no progress"]
 
 
+def test_while_the_server_does_not_answer_the_harness_a_due_message_may_wait(history) -> None:
+    history.run(1, "insert", [1])
+    history.add(10, "phase", name="healed")
+    for at in (10, 11, 31, 32, 62):
+        history.add(at, "sample", what="queue", queue=Q, waiting=1, due=1, oldest_us=0)
+    history.got(63, 1)
+    history.run(64, "ack", [1])
+    history.row(1)
+    assert history.rules() == []
+
+
 def test_while_another_queue_has_all_places_of_a_semaphore_a_queue_may_wait() -> None:
     history = History(needs=("mail",))
     plan = Plan("other", "", 5, 8, needs=("mail",))

@@ -22,10 +22,11 @@ import json
 import tempfile
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
@@ -35,6 +36,8 @@ from tests.fault.chaos.plans import CAPACITIES, TOKENS_OF_A_PROCESS, Limit, Plan
 S = 1_000_000
 MARGIN_US = 5 * S
 """Nothing may wait longer than its wait and this, once the last fault is over."""
+SAMPLE_US = S
+"""One sample of a queue follows another after less, if the server answers as usual."""
 CLOSE_US = 12 * S
 """A client may notice so late that the proxy has ended its stream: it may have been stopped meanwhile."""
 BUSY_US = 60 * S
@@ -648,7 +651,8 @@ def sums(facts: Facts, acked: Counter[str]) -> Iterator[Violation]:
 
 def progress(facts: Facts) -> Iterator[Violation]:
     """Once the last fault is over, no due message waits while its queue delivers nothing, nor any other queue that
-    shares its semaphores."""
+    shares its semaphores. While the server does not answer the harness either, time does not count."""
+    counted = _counted_time([at for at, _ in facts.samples])
     waiting_since: dict[str, int] = {}
     sharing = [queue for queue, plan in facts.plans.items() if plan.needs]
     shared = sorted(at for queue in sharing for at in facts.arrivals[queue])
@@ -660,12 +664,23 @@ def progress(facts: Facts) -> Iterator[Violation]:
         since = waiting_since.setdefault(queue, at)
         arrivals = shared if queue in sharing else facts.arrivals[queue]
         place = bisect_right(arrivals, at)
-        since = max(since, arrivals[place - 1] if place else 0)
+        waits = counted(at) - counted(max(since, arrivals[place - 1] if place else 0))
         limit = facts.plans[queue].max_wait_s * S * 4 // 3 + MARGIN_US
-        if at - since > MARGIN_US and at - facts.healed > limit:
-            text = f"{sample['due']} due messages and no delivery for {(at - since) / S:.1f} s, all faults over"
+        if waits > MARGIN_US and at - facts.healed > limit:
+            text = f"{sample['due']} due messages and no delivery for {waits / S:.1f} s, all faults over"
             yield Violation("no progress", queue, -1, text)
             waiting_since[queue] = at
+
+
+def _counted_time(samples: Sequence[int]) -> Callable[[int], int]:
+    """A clock that stops SAMPLE_US after a sample until the next one."""
+    late = [later - sooner - SAMPLE_US for sooner, later in pairwise(samples)]
+    stopped = [0, *accumulate(max(0, excess) for excess in late)]
+
+    def counted(at: int) -> int:
+        return at - stopped[max(0, bisect_right(samples, at) - 1)]
+
+    return counted
 
 
 def surroundings(facts: Facts) -> Iterator[Violation]:
