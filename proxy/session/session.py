@@ -226,6 +226,8 @@ class Session:
         self._farewell = None
         self._relay.close()
         self._deadline.cancel()
+        if self.stream is not None:
+            self.stream.connection_lost()
         if self._task is not None:
             self._task.cancel()
         if self._connections.server_ready:
@@ -330,6 +332,8 @@ class Session:
             self._deadline.cancel()
             return
         self.proxy.server_in_doubt()
+        if self.stream is not None:
+            self.stream.connection_lost()
         # The client can acknowledge nothing any more, and may take long to read what was written to
         # it.
         self.proxy.engine.disconnected(self.number)

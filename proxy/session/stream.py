@@ -193,6 +193,9 @@ class Stream:
         if self._handle is not None:
             self._handle.revoke()
 
+    def connection_lost(self) -> None:
+        """The client is gone, or the server. The engine learns it next."""
+
     def pause(self) -> None:
         """The client's socket is full."""
         self._client_is_full = True

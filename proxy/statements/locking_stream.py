@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -91,6 +91,10 @@ class LockingStream(Stream):
     def __init__(self, write: Callable[[bytes], None], condition: str | None, *, is_bounded: bool = False) -> None:
         super().__init__(write, condition, waits=False, is_bounded=is_bounded)
         self._offers: deque[tuple[Lock, LockAnswer]] = deque()
+        self._answer: LockAnswer | None = None
+        """How to answer the lock under way."""
+        self._locked: set[Key] = set()
+        """Of the lock under way: the messages whose rows the client was sent."""
 
     def lock(self, lock: Lock, answer: LockAnswer) -> None:
         """The engine offers messages to be locked."""
@@ -104,6 +108,21 @@ class LockingStream(Stream):
         self._attention.clear()
         return self._offers.popleft() if self._offers and not self.over else None
 
+    def lock_begins(self, answer: LockAnswer) -> None:
+        """The session has the server lock what was offered."""
+        self._answer, self._locked = answer, set()
+
+    def lock_ends(self) -> None:
+        """Answer the lock under way, unless it was answered before."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer(self._locked)
+
+    def connection_lost(self) -> None:
+        """Answer now. The session's task is cancelled, but runs after the engine has learned that
+        the client is gone: deliveries that are not known then do not count as failed."""
+        self.lock_ends()
+
     def decline_offers(self) -> None:
         """Answer the offers that nobody takes any more: nothing was locked."""
         while self._offers:
@@ -114,8 +133,9 @@ class LockingStream(Stream):
         """Write what is to be sent. Otherwise it is written with the next rows or the end."""
         self._writes.flush()
 
-    def pass_rows(self, rows: Sequence[bytes]) -> None:
+    def pass_rows(self, keys: Iterable[Key], rows: Sequence[bytes]) -> None:
         """Send rows that the server has sent, without the id that precedes each."""
+        self._locked.update(keys)
         if not self.over:
             self._send(tuple(rows))
 
@@ -207,13 +227,13 @@ class LockingSession:
         session = self._session
         session.commit_notices.messages_locked(session.number)
         session.classifier.in_followed_transaction = True
-        locked: set[Key] = set()
         run = self._execute if self._binary else self._query
-        on_header, on_rows = partial(_begin_with, stream), partial(self._pass, stream, locked)
+        on_header, on_rows = partial(_begin_with, stream), partial(self._pass, stream)
+        stream.lock_begins(answer)
         try:
             done = await spelled(session, self._select(lock), partial(run, on_header, on_rows))
         finally:
-            answer(locked)
+            stream.lock_ends()
         if (error := done.error) is not None:
             stream.refuse(error)
             if error.code == DEADLOCK:
@@ -248,13 +268,14 @@ class LockingSession:
             limit=len(lock.keys),
         )
 
-    def _pass(self, stream: LockingStream, locked: set[Key], rows: Sequence[bytes]) -> None:
+    def _pass(self, stream: LockingStream, rows: Sequence[bytes]) -> None:
+        keys: list[Key] = []
         passed: list[bytes] = []
         for row in rows:
             raw, rest = split_binary_row(row, len(self._columns)) if self._binary else split_text_row(row)
-            locked.add(self._statements.key(raw.rstrip(b" ") if self._pad_chars else raw))
+            keys.append(self._statements.key(raw.rstrip(b" ") if self._pad_chars else raw))
             passed.append(rest)
-        stream.pass_rows(passed)
+        stream.pass_rows(keys, passed)
 
     def _padded(self, key: Key) -> Key:
         # Under PAD_CHAR_TO_FULL_LENGTH, MySQL compares the padded value, and most collations

@@ -407,6 +407,31 @@ def test_kill_query_in_the_middle_of_rows_keeps_the_transaction(proxy, queue, be
     run(queue, "ROLLBACK")
 
 
+def vanish(worker, _queue) -> None:
+    insides.cut(worker)
+    insides.forget_result(worker)
+
+
+def be_killed(worker, queue) -> None:
+    run(queue, f"KILL {worker.thread_id()}")
+    insides.forget_result(worker)
+
+
+@pytest.mark.parametrize("end", [vanish, be_killed])
+def test_what_a_client_had_got_when_its_connection_ended_in_the_middle_of_rows_is_counted(queue, begin, end) -> None:
+    count = big_messages(queue, 90)
+    worker = begin()
+    cursor = SSCursor(worker)
+    cursor.execute(f"STREAM id, payload FROM m LIMIT {count} WAIT 10 FOR UPDATE")
+    first, _ = cursor.fetchone()
+    end(worker, queue)
+    eventually(lambda: rows(queue, f"SELECT epoch FROM m WHERE id = {first}") == [(1,)], what="the attempt counted")
+    ((counted,),) = rows(queue, "SELECT COUNT(*) FROM m WHERE epoch > 0")
+    assert counted < count, "what was not sent is no attempt"
+    run(queue, "BEGIN")
+    eventually(lambda: lock(queue, 1, "WAIT 5", columns="id", where=f"WHERE id = {first}"), what="the message again")
+
+
 def test_a_client_that_is_cut_off_in_the_middle_of_rows_holds_nothing(proxy, queue, begin) -> None:
     count = big_messages(queue, 90)
     worker = begin()
