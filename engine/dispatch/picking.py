@@ -1,14 +1,21 @@
-"""Which messages are handed out next: the most urgent ready ones (`ScanScheduler`), for the groups
-with credit, as many as the bounds of the table allow (`Capacity`)."""
+"""Which messages are handed out next: the most urgent ones that were read ahead and are ready
+(`ReadAhead`), for the groups with credit, as many as the bounds of the table allow (`Capacity`)."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
 from engine.dispatch.parts import Parts
 from engine.model import Entry, Key
+
+Demand = Sequence[tuple[FilterGroup, int]]
+"""Filter groups, each with how many messages it takes at most."""
+
+Taken = tuple[FilterGroup, Entry]
+"""An entry that was read ahead, with the group whose buffer it was taken from."""
 
 Picked = dict[Key, tuple[FilterGroup, Entry]]
 """Messages in the order of delivery, each with the group that it was picked for. They are out of
@@ -30,7 +37,7 @@ class Picking:
         ]
         wanted = sum(messages for _, messages in demand)
         most = (parts.capacity.lock_size if locks else parts.capacity.claim_size)(wanted, now)
-        taken = parts.scans.take_entries(demand, most) if most else []
+        taken = self._take(demand, most) if most else []
         picked = {entry.key: (group, entry) for group, entry in taken}
         if locks:
             parts.locks_more = parts.limits.locks_turn_max == len(taken) < wanted
@@ -55,6 +62,31 @@ class Picking:
         parts.capacity.use(len(keys))
         return {key: (parts.groups.main, Entry(key, 0, 0, 0)) for key in keys}
 
+    def _take(self, demand: Demand, count: int) -> list[Taken]:
+        """Remove and return the first `count` ready entries of the groups' buffers, in the order of delivery.
+        An entry that is taken for one group is removed from the buffers of the others."""
+        groups = self._parts.groups
+        turns = groups.turns
+        if turns is not None:
+            freed = turns.take_freed()
+            for group in groups if freed else ():
+                group.scans.buffer.requeue(freed)
+        wanting = [(group, most) for group, most in demand if most > 0]
+        if self._parts.policy.group_run > 1:
+            taken = _take_runs(demand, count, self._parts.policy.group_run)
+        elif len(wanting) == 1:
+            ((group, most),) = wanting
+            entries = group.scans.buffer.take(min(count, most))
+            for other, _ in demand:
+                if other is not group and len(other.scans.buffer):
+                    other.scans.buffer.drop_all(entries)
+            taken = [(group, entry) for entry in entries]
+        else:
+            taken = _take_merged(demand, count)
+        if turns is not None:
+            turns.end_round()
+        return taken
+
     def _may_claim_unscanned(self, now: Instant, keys: Sequence[Key]) -> bool:
         """Whether all these messages can be claimed at once, and no other message or stream comes
         first."""
@@ -67,3 +99,58 @@ class Picking:
             return False
         known = (parts.is_taken(key) or parts.leases.get(key) or parts.releases.is_under_way(key) for key in keys)
         return parts.scans.has_nothing_due(main, now) and not any(known)
+
+
+def _take_merged(demand: Demand, count: int) -> list[Taken]:
+    """`Picking._take` for several groups."""
+    left = [most for _, most in demand]
+    heads: list[tuple[int, tuple[int, ...], int, Key, int, int]] = []
+
+    def push_head(at: int) -> None:
+        buffer = demand[at][0].scans.buffer
+        entry = buffer.head()
+        if entry is not None and left[at] > 0:
+            rank = buffer.rank(entry)
+            heapq.heappush(heads, (entry.priority, rank, entry.due_ns, entry.key, -left[at], at))
+
+    for at in range(len(demand)):
+        push_head(at)
+    taken: list[Taken] = []
+    while heads and len(taken) < count:
+        _, rank, due_ns, key, _, at = heapq.heappop(heads)
+        group = demand[at][0]
+        head = group.scans.buffer.head()
+        if head is not None and (head.key, head.due_ns, group.scans.buffer.rank(head)) == (key, due_ns, rank):
+            taken += [(group, entry) for entry in group.scans.buffer.take(1)]
+            left[at] -= 1
+            for other, _ in demand:
+                other.scans.buffer.drop(key)
+        push_head(at)
+    return taken
+
+
+def _take_runs(demand: Demand, count: int, most: int) -> list[Taken]:
+    """`Picking._take` for runs of `most` messages at most: each has room in one stream."""
+    left = [wanted for _, wanted in demand]
+    rooms = [[-room for room in group.subscribers.rooms(wanted)] for group, wanted in demand]
+    taken: list[Taken] = []
+    while len(taken) < count:
+        heads: list[tuple[int, tuple[int, ...], int, Key, int]] = []
+        for at, (group, _) in enumerate(demand):
+            buffer = group.scans.buffer
+            if left[at] > 0 and rooms[at] and (entry := buffer.head()) is not None:
+                heads.append((entry.priority, buffer.rank(entry), entry.due_ns, entry.key, at))
+        if not heads:
+            break
+        at = min(heads)[-1]
+        group = demand[at][0]
+        run = group.scans.buffer.take_run(min(-rooms[at][0], left[at], count - len(taken), most))
+        room = heapq.heappop(rooms[at]) + len(run)
+        if room:
+            heapq.heappush(rooms[at], room)
+        left[at] -= len(run)
+        taken += [(group, entry) for entry in run]
+        for other, _ in demand:
+            if other is not group:
+                other.scans.buffer.drop_all(run)
+    return taken

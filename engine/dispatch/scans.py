@@ -13,13 +13,12 @@ the messages of other shares have scans of their own (`OtherShares`). A scan of 
 only before a bounded stream ends. Groups with a condition scan all messages: their scan positions
 are for one order of reading.
 
-The scheduler alone changes the `scans` of a filter group. The dispatcher takes out of the
-buffers what it claims, and says which groups can use more.
+The scheduler alone changes the `scans` of a filter group. `Picking` takes out of the buffers what is
+handed out, and the dispatcher says which groups can use more.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -388,84 +387,6 @@ class ScanScheduler:
             return 0
         buffer = group.scans.buffer
         return group.scans.others.claim_size_max(min(most, buffer.ready), now, claims_under_way, buffer.missed_count)
-
-    def take_entries(self, demand: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
-        """Remove and return the first `count` ready entries of the groups' buffers, in the order
-        of delivery. `demand`: how many entries each group takes at most. An entry that is taken
-        for one group is removed from the buffers of the others."""
-        turns = self._groups.turns
-        if turns is not None:
-            freed = turns.take_freed()
-            for group in self._groups if freed else ():
-                group.scans.buffer.requeue(freed)
-        wanting = [(group, most) for group, most in demand if most > 0]
-        if self._policy.group_run > 1:
-            taken = self._take_runs(demand, count)
-        elif len(wanting) == 1:
-            ((group, most),) = wanting
-            entries = group.scans.buffer.take(min(count, most))
-            for other, _ in demand:
-                if other is not group and len(other.scans.buffer):
-                    other.scans.buffer.drop_all(entries)
-            taken = [(group, entry) for entry in entries]
-        else:
-            taken = self._take_merged(demand, count)
-        if turns is not None:
-            turns.end_round()
-        return taken
-
-    def _take_merged(self, demand: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
-        """`take_entries` for several groups."""
-        left = [most for _, most in demand]
-        heads: list[tuple[int, tuple[int, ...], int, Key, int, int]] = []
-
-        def push_head(at: int) -> None:
-            buffer = demand[at][0].scans.buffer
-            entry = buffer.head()
-            if entry is not None and left[at] > 0:
-                rank = buffer.rank(entry)
-                heapq.heappush(heads, (entry.priority, rank, entry.due_ns, entry.key, -left[at], at))
-
-        for at in range(len(demand)):
-            push_head(at)
-        taken: list[tuple[FilterGroup, Entry]] = []
-        while heads and len(taken) < count:
-            _, rank, due_ns, key, _, at = heapq.heappop(heads)
-            group = demand[at][0]
-            head = group.scans.buffer.head()
-            if head is not None and (head.key, head.due_ns, group.scans.buffer.rank(head)) == (key, due_ns, rank):
-                taken += [(group, entry) for entry in group.scans.buffer.take(1)]
-                left[at] -= 1
-                for other, _ in demand:
-                    other.scans.buffer.drop(key)
-            push_head(at)
-        return taken
-
-    def _take_runs(self, demand: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
-        """`take_entries` for runs: each has room in one stream."""
-        left = [most for _, most in demand]
-        rooms = [[-room for room in group.subscribers.rooms(most)] for group, most in demand]
-        taken: list[tuple[FilterGroup, Entry]] = []
-        while len(taken) < count:
-            heads: list[tuple[int, tuple[int, ...], int, Key, int]] = []
-            for at, (group, _) in enumerate(demand):
-                buffer = group.scans.buffer
-                if left[at] > 0 and rooms[at] and (entry := buffer.head()) is not None:
-                    heads.append((entry.priority, buffer.rank(entry), entry.due_ns, entry.key, at))
-            if not heads:
-                break
-            at = min(heads)[-1]
-            group = demand[at][0]
-            run = group.scans.buffer.take_run(min(-rooms[at][0], left[at], count - len(taken), self._policy.group_run))
-            room = heapq.heappop(rooms[at]) + len(run)
-            if room:
-                heapq.heappush(rooms[at], room)
-            left[at] -= len(run)
-            taken += [(group, entry) for entry in run]
-            for other, _ in demand:
-                if other is not group:
-                    other.scans.buffer.drop_all(run)
-        return taken
 
     # Scanning.
 
