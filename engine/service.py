@@ -40,7 +40,8 @@ from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
 from engine.runtime.roster import RosterWatch
 from engine.runtime.semaphore_queues import SemaphoreQueues
-from engine.runtime.table_runner import Locker, Sink, TableRunner, no_queue_text
+from engine.runtime.store_effects import no_queue_text
+from engine.runtime.table_runner import Locker, Sink, TableRunner
 from engine.store.acks import Ack
 from engine.store.port import Origin, Roster, Store
 

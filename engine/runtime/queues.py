@@ -32,7 +32,7 @@ from engine.quoting import qualified
 from engine.runtime.executor import StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites
 from engine.runtime.shared_runs import SharedRuns
-from engine.runtime.table_runner import no_queue_text
+from engine.runtime.store_effects import no_queue_text
 from engine.store.port import Listing, StoreError
 
 log = logging.getLogger(__name__)

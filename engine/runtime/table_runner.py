@@ -1,7 +1,7 @@
 """Runs one table: its dispatcher and the dispatcher's effects.
 
-An event is handed to the dispatcher and returns effects. Effects that need the store run as tasks,
-and their results are the next events. A timer is set for the dispatcher's next wake-up time.
+An event is handed to the dispatcher and returns effects. Effects that need the store run as tasks
+(`StoreEffects`), and their results are the next events. A timer is set for the dispatcher's next wake-up time.
 
 A fault in ackstream stays within the table. An exception in the dispatcher is logged and counted. After
 a pause that grows with each fault in a row, a new dispatcher begins with the same streams and reads
@@ -13,64 +13,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import (
-    Cause,
-    CheckBatches,
-    Claim,
-    Deliver,
-    Effect,
-    End,
-    Fetch,
-    FindAbandoned,
-    Lock,
-    Lookup,
-    MoveDeadLetters,
-    Purge,
-    Release,
-    Scan,
-    ScanGroups,
-)
+from engine.dispatch.effects import Cause, Claim, Deliver, Effect, End, Lock, Release
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
 from engine.dispatch.subscribers import Subscription
-from engine.model import (
-    NS_PER_S,
-    BatchCheck,
-    BatchesChecked,
-    Claimed,
-    ClaimResult,
-    Key,
-    QueueTable,
-    Return,
-    RowFormat,
-    Share,
-    TableId,
-    Wanted,
-)
+from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, Share, TableId
 from engine.runtime.executor import StoreExecutor
-from engine.store.port import StoreError
+from engine.runtime.store_effects import BegunClaim, StoreEffect, StoreEffects
 
 log = logging.getLogger(__name__)
 
-NO_TABLE = frozenset({1049, 1146})
-"""The server's errors for a table or database that was dropped."""
-
 FAULTS_FORGOTTEN_NS = 60 * NS_PER_S
 """After this time without a fault, the pause after the next one is the shortest again."""
-
-SAME_REASON_NS = 60 * NS_PER_S
-"""Least time between two log lines with the same reason why a queue's dead messages cannot be
-moved."""
 
 REARM_S = 0.001
 """The wake-up time is computed once for all events of this time. A time that has come meanwhile is
@@ -79,14 +42,6 @@ noticed so much later."""
 CLAIMS_IN_ONE_TURN = 100
 """If a claim took more messages, the next decision waits for the next turn of the event loop: handing
 out a thousand messages takes 6 ms, and picking the next ones another 4."""
-
-StoreEffect = (
-    Scan | ScanGroups | Claim | Fetch | Lookup | Release | FindAbandoned | CheckBatches | Purge | MoveDeadLetters
-)
-"""The effects that the store carries out."""
-
-BegunClaim = Callable[[], Awaitable[ClaimResult]]
-"""What waits for the result of a claim that the server has begun."""
 
 
 class Sink(Protocol):
@@ -105,11 +60,6 @@ has ended, or the session has failed. Only the end of its client's connection ma
 
 Locker = Callable[[Lock, LockAnswer], None]
 """Has the session of a stream FOR UPDATE lock messages. Returns at once."""
-
-
-def no_queue_text(table: TableId) -> str:
-    """The error text of streams whose table was dropped or is not a queue any more."""
-    return f"Table '{table}' is no message table any more"
 
 
 @dataclass(slots=True)
@@ -172,11 +122,9 @@ class TableRunner:
         self.measures = Measures()
         self.settled_down = asyncio.Event()
         self._executor = executor
+        self._store_effects = StoreEffects(executor, self.measures, on_distrust, on_moved, on_over, on_released)
         self._limits = limits
-        self._on_doubt = on_distrust
-        self._on_moved = on_moved
         self._on_over = on_over
-        self._on_released = on_released
         self._streams: dict[int, _Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns: int | None = None
@@ -192,8 +140,6 @@ class TableRunner:
         self._retired = False
         self._faults = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
         self._fault_ns = 0
-        self._unmoved_text = ""
-        self._log_again_ns = 0
         self._slot = 0
         self._suspended = False
         """A fault has stopped the dispatcher, and the next one has not begun."""
@@ -482,18 +428,8 @@ class TableRunner:
                 self._lock(subscriber, effect)
             case _:
                 name = f"{type(effect).__name__} {self.queue.id}"
-                begun = self._begin(effect) if isinstance(effect, Claim) else None
+                begun = self._store_effects.begin(self.queue, effect) if isinstance(effect, Claim) else None
                 self._executor.spawn(self._run_in_store(self.dispatcher, effect, begun), name)
-
-    def _begin(self, claim: Claim) -> BegunClaim | None:
-        """Have the server begin a claim now, if that is possible: events that come before its task runs
-        then delay it no more."""
-        store = self._executor.store
-        return self._executor.begin(store.begin_claim, store.claim_and_fetch, *self._arguments(claim))
-
-    def _arguments(self, claim: Claim) -> tuple[QueueTable, Sequence[Wanted], RowFormat | None, int, int]:
-        budget_bytes = self._executor.settings.fetch_budget_bytes
-        return self.queue, claim.wanted, claim.row_format, budget_bytes, claim.slot
 
     def _deliver(self, subscriber: int, rows: tuple[bytes, ...]) -> None:
         if (stream := self._streams.get(subscriber)) is None:
@@ -540,160 +476,20 @@ class TableRunner:
     async def _run_in_store(self, dispatcher: Dispatcher, effect: StoreEffect, begun: BegunClaim | None) -> None:
         """Execute an effect in the store, and hand its outcome to the dispatcher unless that was
         replaced."""
-        try:
-            outcome = await self._call_store(dispatcher, effect, begun)
-        except StoreError as error:
-            self._executor.report(f"{type(effect).__name__.lower()} of {self.queue.id}", error)
-            if error.lasting:
-                self._on_doubt()
-            text = no_queue_text(self.queue.id) if error.code in NO_TABLE else str(error)
-            outcome = partial(self._failed, dispatcher, effect, text, lasting=error.lasting)
-        except Exception as error:  # A fault in ackstream: without an outcome the dispatcher would wait for ever.
-            log.exception(
-                "%s of %s failed",
-                type(effect).__name__.lower(),
-                self.queue.id,
-                extra={"event": "store.fault", "queue": str(self.queue.id)},
-            )
-            outcome = partial(self._failed, dispatcher, effect, str(error), lasting=False)
-        if dispatcher is self.dispatcher:
-            outcome()
-
-    async def _call_store(
-        self, dispatcher: Dispatcher, effect: StoreEffect, begun: BegunClaim | None
-    ) -> Callable[[], None]:
-        """Call the store, or wait for the claim that was begun. Returns the event that hands the result to
-        the dispatcher."""
-        call, store, counters = self._executor.call, self._executor.store, self._executor.counters
-        began_ns = time.monotonic_ns()
-        match effect:
-            case Scan() | ScanGroups():
-                return await self._scan(dispatcher, effect)
-            case Claim(claim_id, wanted):
-                arguments = self._arguments(effect)
-                result = await (begun() if begun else call(store.claim_and_fetch, *arguments))
-                claims, rows, left, waiting = result
-                counters.claim_time.add(time.monotonic_ns() - began_ns)
-                counters.claims += 1
-                counters.claimed += len(claims)
-                left_out = len(waiting) + (len(left.left_out) if left else 0)
-                counters.claimed_in_vain += len(wanted) - len(claims) - left_out
-                redelivered = sum(claim.epoch > 1 for claim in claims)
-                counters.redelivered += redelivered
-                self.measures.redelivered += redelivered
-                if left is not None and left.problem is not None:
-                    self._log_seldom(left.problem)
-                if dispatcher is not self.dispatcher and claims:
-                    await self._release_claims(claims)
-                done = partial(
-                    dispatcher.claim_done, claim_id=claim_id, claims=claims, rows=rows, left=left, waiting=waiting
-                )
-                return partial(self._record if len(claims) > CLAIMS_IN_ONE_TURN else self.handle, done)
-            case Fetch(fetch_id, row_format, keys):
-                budget = self._executor.settings.fetch_budget_bytes
-                rows = await call(store.fetch, self.queue, row_format, keys, budget)
-                counters.fetch_time.add(time.monotonic_ns() - began_ns)
-                return partial(self.handle, dispatcher.fetch_done, fetch_id, rows)
-            case Lookup(keys):
-                return partial(self.handle, dispatcher.lookup_done, await call(store.lookup, self.queue, keys))
-            case Release(returns):
-                counters.released += await call(store.release, self.queue, returns)
-                self._on_released([claim.key for claim in returns])
-                return partial(self.handle, dispatcher.release_done)
-            case FindAbandoned(slot, limit):
-                found = await call(store.find_abandoned, self.queue, slot, limit)
-                return partial(self.handle, dispatcher.search_done, found)
-            case CheckBatches(check):
-                return partial(self.handle, dispatcher.batches_checked, await self._check_batches(check))
-            case Purge(age_ns, limit):
-                count = await call(store.purge, self.queue, age_ns, limit)
-                counters.purged += count
-                self.measures.purged += count
-                return partial(self.handle, dispatcher.purge_done, count)
-            case MoveDeadLetters(dead):
-                return partial(self.handle, dispatcher.move_done, await self._move_dead_letters(dead))
-            case _:
-                assert_never(effect)
-
-    async def _scan(self, dispatcher: Dispatcher, effect: Scan | ScanGroups) -> Callable[[], None]:
-        """Scan in the order of time, or by message group."""
-        call, store, counters = self._executor.call, self._executor.store, self._executor.counters
-        if isinstance(effect, Scan):
-            result = await call(store.scan, self.queue, effect.limit, effect.selection, effect.part, effect.portion)
-            counters.scans += 1
-            counters.scanned += len(result.entries)
-            return partial(self.handle, dispatcher.scan_done, effect.scan_id, result)
-        groups = await call(store.scan_groups, self.queue, effect.request, effect.portion)
-        counters.scans += 1
-        counters.scanned += len(groups.entries) + len(groups.arrivals)
-        return partial(self.handle, dispatcher.group_scan_done, effect.scan_id, groups)
+        outcome = await self._store_effects.carry_out(self.queue, dispatcher, effect, begun)
+        if dispatcher is not self.dispatcher:
+            await self._release_claims(outcome.claims)
+        elif len(outcome.claims) > CLAIMS_IN_ONE_TURN:
+            self._record(outcome.event)
+        else:
+            self.handle(outcome.event)
 
     async def _release_claims(self, claims: Sequence[Claimed]) -> None:
         """Release what was claimed for a dispatcher that was replaced."""
-        returns = [
-            Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent=False, priority=claim.priority)
-            for claim in claims
-        ]
-        self._executor.counters.released += await self._executor.call(self._executor.store.release, self.queue, returns)
-        self.handle(partial(self.dispatcher.woken, anywhere=True))
-
-    async def _check_batches(self, check: BatchCheck) -> BatchesChecked:
-        """Compare follow-ups with their batches."""
-        if self.queue.after_batch is None:  # The directive was removed a moment ago.
-            return BatchesChecked()
-        seen = await self._executor.call(self._executor.store.check_batches, self.queue, check)
-        if seen.problem is not None:
-            self._log_seldom(f"follow-ups of {self.queue.id} wait, whatever their batches: {seen.problem}")
-        return seen
-
-    async def _move_dead_letters(self, dead: Sequence[Wanted]) -> Sequence[Key]:
-        """Move dead messages to their dead-letter table.
-
-        Returns the keys of those that were moved.
-        """
-        place, counters = self.queue.dead_letter, self._executor.counters
-        if place is None:  # The directive was removed a moment ago.
-            return ()
-        result = await self._executor.call(self._executor.store.move_dead_letters, self.queue, dead, place)
-        counters.dead_lettered += len(result.moved)
-        self.measures.dead_lettered += len(result.moved)
-        if result.moved:
-            self._on_moved(place)
-            self._on_over(result.moved)
-        if result.problem is not None:
-            counters.dead_letter_failures += 1
-            self._log_seldom(f"dead messages of {self.queue.id} cannot be moved to {place}: {result.problem}")
-        return result.moved
-
-    def _log_seldom(self, text: str) -> None:
-        """Log why messages stay: at once for a new reason, otherwise once in
-        SAME_REASON_NS."""
-        mono_ns = self._executor.clock.now().mono_ns
-        if text != self._unmoved_text or mono_ns >= self._log_again_ns:
-            self._unmoved_text, self._log_again_ns = text, mono_ns + SAME_REASON_NS
-            log.error("%s", text, extra={"event": "dead_letter.failed", "queue": str(self.queue.id)})
-
-    def _failed(self, dispatcher: Dispatcher, effect: StoreEffect, text: str, *, lasting: bool) -> None:
-        match effect:
-            case Scan(scan_id):
-                self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, text)
-            case ScanGroups(scan_id):
-                self.handle(dispatcher.group_scan_failed, scan_id)
-            case Claim(claim_id):
-                self.handle(dispatcher.claim_failed, claim_id)
-            case Fetch(fetch_id, _, _):
-                self.handle(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, text)
-            case Lookup():
-                self.handle(dispatcher.lookup_failed)
-            case Release():
-                self.handle(dispatcher.release_failed)
-            case FindAbandoned():
-                self.handle(dispatcher.search_failed)
-            case CheckBatches():
-                self.handle(dispatcher.check_failed)
-            case Purge():
-                self.handle(dispatcher.purge_failed)
-            case MoveDeadLetters():
-                self.handle(dispatcher.move_failed)
-            case _:
-                assert_never(effect)
+        if claims:
+            returns = tuple(
+                Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent=False, priority=claim.priority)
+                for claim in claims
+            )
+            await self._store_effects.carry_out(self.queue, self.dispatcher, Release(returns))
+            self.handle(partial(self.dispatcher.woken, anywhere=True))

@@ -43,6 +43,7 @@ ENGINE_SHELL = {
     "engine.runtime.queues",
     "engine.runtime.roster",
     "engine.runtime.shared_runs",
+    "engine.runtime.store_effects",
     "engine.runtime.table_runner",
     "engine.service",
     "engine.store.acknowledging",

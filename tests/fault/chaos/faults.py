@@ -149,8 +149,8 @@ def _setting(on: str, off: str) -> Callable[[Site, Fault], Undo]:
 
 def _read_only(site: Site, fault: Fault) -> Undo:
     mysql = site.server.flavour == "mysql"
-    # It waits for all transactions that have written, and blocks all writes meanwhile. A wait that ends by the harness's
-    # timeout would go on in the server.
+    # It waits for all transactions that have written, and blocks all writes meanwhile. After the harness's timeout, the
+    # wait would go on in the server.
     wait = "SET SESSION lock_wait_timeout = 5"
     _run(site, wait, "SET GLOBAL super_read_only = 1" if mysql else "SET GLOBAL read_only = 1")
     return lambda: _run(site, "SET GLOBAL read_only = 0")

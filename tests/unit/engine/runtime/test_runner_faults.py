@@ -17,7 +17,7 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.model import TableId
 from engine.runtime.executor import EngineSettings
-from engine.runtime.table_runner import SAME_REASON_NS
+from engine.runtime.store_effects import SAME_REASON_NS
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row
 from tests.support.play import FORMAT, TABLE, queue_table
@@ -174,12 +174,12 @@ def test_faults_in_a_row_cause_longer_and_longer_pauses(
     faults = 4
     scan_done = Dispatcher.scan_done
 
-    def failing(self: Dispatcher, *arguments: Any) -> Effects:
+    def failing(self: Dispatcher, now: Instant, **answer: Any) -> Effects:
         nonlocal faults
         if faults:
             faults -= 1
             raise RuntimeError("a fault that comes back with each scan")
-        return scan_done(self, *arguments)
+        return scan_done(self, now, **answer)
 
     async def play() -> None:
         async with running() as (engine, store):
@@ -260,14 +260,14 @@ def test_the_reason_why_dead_messages_stay_is_logged_when_it_is_new_and_otherwis
 ) -> None:
     async def play() -> None:
         async with running() as (engine, _):
-            runner = engine._runners[TABLE]
+            effects, queue = engine._runners[TABLE]._store_effects, engine._runners[TABLE].queue
             moment = Instant(10**12, 10**18)
             monkeypatch.setattr(engine._executor.clock, "now", lambda: moment)
             for _ in range(3):
-                runner._log_seldom("the table is missing")
-            runner._log_seldom("a column is missing")
+                effects._log_seldom(queue, "the table is missing")
+            effects._log_seldom(queue, "a column is missing")
             moment = Instant(moment.mono_ns + SAME_REASON_NS, moment.server_ns)
-            runner._log_seldom("a column is missing")
+            effects._log_seldom(queue, "a column is missing")
 
     asyncio.run(play())
     said = [record.getMessage() for record in caplog.records if "missing" in record.getMessage()]

@@ -1,0 +1,264 @@
+"""Carries out what the dispatcher of one table wants of the store.
+
+Each effect is one call of the store. Its result, or its failure, is the next event of the dispatcher
+that wanted it. Nothing here changes a dispatcher.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+from engine.dispatch.dispatcher import Dispatcher, Effects
+from engine.dispatch.effects import (
+    CheckBatches,
+    Claim,
+    Fetch,
+    FindAbandoned,
+    Lookup,
+    MoveDeadLetters,
+    Purge,
+    Release,
+    Scan,
+    ScanGroups,
+)
+from engine.dispatch.measures import Measures
+from engine.model import (
+    NS_PER_S,
+    BatchCheck,
+    BatchesChecked,
+    Claimed,
+    ClaimResult,
+    Key,
+    QueueTable,
+    RowFormat,
+    TableId,
+    Wanted,
+)
+from engine.runtime.executor import StoreExecutor
+from engine.store.port import StoreError
+
+log = logging.getLogger(__name__)
+
+NO_TABLE = frozenset({1049, 1146})
+"""The server's errors for a table or database that was dropped."""
+
+SAME_REASON_NS = 60 * NS_PER_S
+"""Least time between two log lines with the same reason why a queue's dead messages cannot be
+moved."""
+
+StoreEffect = (
+    Scan | ScanGroups | Claim | Fetch | Lookup | Release | FindAbandoned | CheckBatches | Purge | MoveDeadLetters
+)
+"""The effects that the store carries out."""
+
+Event = Callable[..., Effects]
+"""A method of a dispatcher with all arguments but the first one, the time."""
+
+BegunClaim = Callable[[], Awaitable[ClaimResult]]
+"""What waits for the result of a claim that the server has begun."""
+
+
+def no_queue_text(table: TableId) -> str:
+    """The error text of streams whose table was dropped or is not a queue any more."""
+    return f"Table '{table}' is no message table any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an effect."""
+
+    event: Event
+    """Hands it to the dispatcher."""
+    claims: Sequence[Claimed] = ()
+    """The claims that were committed."""
+
+
+class StoreEffects:
+    """The calls of the store for one table."""
+
+    def __init__(
+        self,
+        executor: StoreExecutor,
+        measures: Measures,
+        on_distrust: Callable[[], None],
+        on_moved: Callable[[TableId], None],
+        on_over: Callable[[Collection[Key] | None], None],
+        on_released: Callable[[Collection[Key]], None],
+    ) -> None:
+        """The callbacks are as for the TableRunner."""
+        self._executor = executor
+        self._measures = measures
+        self._on_distrust = on_distrust
+        self._on_moved = on_moved
+        self._on_over = on_over
+        self._on_released = on_released
+        self._unmoved_text = ""
+        self._log_again_ns = 0
+
+    def begin(self, queue: QueueTable, claim: Claim) -> BegunClaim | None:
+        """Have the server begin a claim now, if that is possible: events that come before its task runs
+        then delay it no more."""
+        store = self._executor.store
+        return self._executor.begin(store.begin_claim, store.claim_and_fetch, *self._arguments(queue, claim))
+
+    async def carry_out(
+        self, queue: QueueTable, dispatcher: Dispatcher, effect: StoreEffect, begun: BegunClaim | None = None
+    ) -> Outcome:
+        """Call the store for an effect of this dispatcher, or wait for the claim that was begun. Raises
+        nothing but CancelledError: an error is an outcome, too."""
+        try:
+            return await self._call(queue, dispatcher, effect, begun)
+        except StoreError as error:
+            self._executor.report(f"{type(effect).__name__.lower()} of {queue.id}", error)
+            if error.lasting:
+                self._on_distrust()
+            text = no_queue_text(queue.id) if error.code in NO_TABLE else str(error)
+            return Outcome(_failure(dispatcher, effect, text, lasting=error.lasting))
+        except Exception as error:  # A fault in ackstream: without an outcome the dispatcher would wait for ever.
+            log.exception(
+                "%s of %s failed",
+                type(effect).__name__.lower(),
+                queue.id,
+                extra={"event": "store.fault", "queue": str(queue.id)},
+            )
+            return Outcome(_failure(dispatcher, effect, str(error), lasting=False))
+
+    async def _call(
+        self, queue: QueueTable, dispatcher: Dispatcher, effect: StoreEffect, begun: BegunClaim | None
+    ) -> Outcome:
+        call, store, counters = self._executor.call, self._executor.store, self._executor.counters
+        match effect:
+            case Scan(scan_id):
+                result = await call(store.scan, queue, effect.limit, effect.selection, effect.part, effect.portion)
+                self._note_scan(len(result.entries))
+                return Outcome(partial(dispatcher.scan_done, scan_id=scan_id, result=result))
+            case ScanGroups(scan_id):
+                groups = await call(store.scan_groups, queue, effect.request, effect.portion)
+                self._note_scan(len(groups.entries) + len(groups.arrivals))
+                return Outcome(partial(dispatcher.group_scan_done, scan_id=scan_id, result=groups))
+            case Claim():
+                return await self._claim(queue, dispatcher, effect, begun)
+            case Fetch(fetch_id, row_format, keys):
+                began_ns = time.monotonic_ns()
+                rows = await call(store.fetch, queue, row_format, keys, self._executor.settings.fetch_budget_bytes)
+                counters.fetch_time.add(time.monotonic_ns() - began_ns)
+                return Outcome(partial(dispatcher.fetch_done, fetch_id=fetch_id, result=rows))
+            case Lookup(keys):
+                return Outcome(partial(dispatcher.lookup_done, found=await call(store.lookup, queue, keys)))
+            case Release(returns):
+                counters.released += await call(store.release, queue, returns)
+                self._on_released([claim.key for claim in returns])
+                return Outcome(dispatcher.release_done)
+            case FindAbandoned(slot, limit):
+                found = await call(store.find_abandoned, queue, slot, limit)
+                return Outcome(partial(dispatcher.search_done, found=found))
+            case CheckBatches(check):
+                return Outcome(partial(dispatcher.batches_checked, seen=await self._check_batches(queue, check)))
+            case Purge(age_ns, limit):
+                count = await call(store.purge, queue, age_ns, limit)
+                counters.purged += count
+                self._measures.purged += count
+                return Outcome(partial(dispatcher.purge_done, deleted=count))
+            case MoveDeadLetters(dead):
+                return Outcome(partial(dispatcher.move_done, moved=await self._move_dead_letters(queue, dead)))
+            case _:
+                assert_never(effect)
+
+    def _arguments(
+        self, queue: QueueTable, claim: Claim
+    ) -> tuple[QueueTable, Sequence[Wanted], RowFormat | None, int, int]:
+        return queue, claim.wanted, claim.row_format, self._executor.settings.fetch_budget_bytes, claim.slot
+
+    def _note_scan(self, entries: int) -> None:
+        self._executor.counters.scans += 1
+        self._executor.counters.scanned += entries
+
+    async def _claim(
+        self, queue: QueueTable, dispatcher: Dispatcher, claim: Claim, begun: BegunClaim | None
+    ) -> Outcome:
+        executor, counters = self._executor, self._executor.counters
+        began_ns = time.monotonic_ns()
+        call = begun or partial(executor.call, executor.store.claim_and_fetch, *self._arguments(queue, claim))
+        claims, rows, left, waiting = await call()
+        counters.claim_time.add(time.monotonic_ns() - began_ns)
+        counters.claims += 1
+        counters.claimed += len(claims)
+        left_out = len(waiting) + (len(left.left_out) if left else 0)
+        counters.claimed_in_vain += len(claim.wanted) - len(claims) - left_out
+        redelivered = sum(claimed.epoch > 1 for claimed in claims)
+        counters.redelivered += redelivered
+        self._measures.redelivered += redelivered
+        if left is not None and left.problem is not None:
+            self._log_seldom(queue, left.problem)
+        done = partial(
+            dispatcher.claim_done, claim_id=claim.claim_id, claims=claims, rows=rows, left=left, waiting=waiting
+        )
+        return Outcome(done, claims)
+
+    async def _check_batches(self, queue: QueueTable, check: BatchCheck) -> BatchesChecked:
+        """Compare follow-ups with their batches."""
+        if queue.after_batch is None:  # The directive was removed a moment ago.
+            return BatchesChecked()
+        seen = await self._executor.call(self._executor.store.check_batches, queue, check)
+        if seen.problem is not None:
+            self._log_seldom(queue, f"follow-ups of {queue.id} wait, whatever their batches: {seen.problem}")
+        return seen
+
+    async def _move_dead_letters(self, queue: QueueTable, dead: Sequence[Wanted]) -> Sequence[Key]:
+        """Move dead messages to their dead-letter table.
+
+        Returns the keys of those that were moved.
+        """
+        place, counters = queue.dead_letter, self._executor.counters
+        if place is None:  # The directive was removed a moment ago.
+            return ()
+        result = await self._executor.call(self._executor.store.move_dead_letters, queue, dead, place)
+        counters.dead_lettered += len(result.moved)
+        self._measures.dead_lettered += len(result.moved)
+        if result.moved:
+            self._on_moved(place)
+            self._on_over(result.moved)
+        if result.problem is not None:
+            counters.dead_letter_failures += 1
+            self._log_seldom(queue, f"dead messages of {queue.id} cannot be moved to {place}: {result.problem}")
+        return result.moved
+
+    def _log_seldom(self, queue: QueueTable, text: str) -> None:
+        """Log why messages stay: at once for a new reason, otherwise once in
+        SAME_REASON_NS."""
+        mono_ns = self._executor.clock.now().mono_ns
+        if text != self._unmoved_text or mono_ns >= self._log_again_ns:
+            self._unmoved_text, self._log_again_ns = text, mono_ns + SAME_REASON_NS
+            log.error("%s", text, extra={"event": "dead_letter.failed", "queue": str(queue.id)})
+
+
+def _failure(dispatcher: Dispatcher, effect: StoreEffect, text: str, *, lasting: bool) -> Event:
+    """The event of an effect that has failed. `lasting`: it fails until the table is changed."""
+    match effect:
+        case Scan(scan_id):
+            return partial(dispatcher.scan_failed, scan_id=scan_id, text=text, lasting=lasting)
+        case ScanGroups(scan_id):
+            return partial(dispatcher.group_scan_failed, scan_id=scan_id)
+        case Claim(claim_id):
+            return partial(dispatcher.claim_failed, claim_id=claim_id)
+        case Fetch(fetch_id, _, _):
+            return partial(dispatcher.fetch_failed, fetch_id=fetch_id, text=text, lasting=lasting)
+        case Lookup():
+            return dispatcher.lookup_failed
+        case Release():
+            return dispatcher.release_failed
+        case FindAbandoned():
+            return dispatcher.search_failed
+        case CheckBatches():
+            return dispatcher.check_failed
+        case Purge():
+            return dispatcher.purge_failed
+        case MoveDeadLetters():
+            return dispatcher.move_failed
+        case _:
+            assert_never(effect)
