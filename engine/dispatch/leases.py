@@ -268,15 +268,17 @@ class Leases:
     def is_outdated(self, entry: Entry, scan_id: int) -> bool:
         """Whether a scan shows a row as it was before our claim of it, and not as it was changed
         since; or a row that a client here has locked, which looks due all the time."""
-        lease = self._by_key.get(entry.key)
-        if lease is None:
-            return False
-        return lease.locked or (entry.epoch < lease.epoch and scan_id < lease.known_since)
+        return bool(self.outdated_among((entry,), scan_id))
 
     def outdated_among(self, entries: Iterable[Entry], scan_id: int) -> set[Key]:
         """The keys of those of these rows of which `is_outdated` is true."""
-        by_key = self._by_key
-        return {entry.key for entry in entries if entry.key in by_key and self.is_outdated(entry, scan_id)}
+        leased = self._by_key.get
+        return {
+            entry.key
+            for entry in entries
+            if (lease := leased(entry.key)) is not None
+            and (lease.locked or (entry.epoch < lease.epoch and scan_id < lease.known_since))
+        }
 
     def add_lease(self, lease: Lease) -> None:
         """Begin a lease; there must be none of that key."""

@@ -111,7 +111,7 @@ class ReadAhead:
         self,
         result: ScanResult,
         now: Instant,
-        unwanted: Callable[[Entry], bool],
+        unwanted: Collection[Key],
         unread: Callable[[Key], bool] | None = None,
         reach: Place | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class ReadAhead:
         messages the scan does not read, so that their entries stay; None: it reads all. `reach`: the
         place of the last due entry that the scan has read, so that entries behind it stay; None: it
         has read all that are due."""
-        entries = [entry for entry in result.entries if not unwanted(entry)]
+        entries = [entry for entry in result.entries if entry.key not in unwanted]
         missed, self._missed = self._missed, {}
         if missed:
             # Those that are being claimed, too: the claim may miss them again.
@@ -150,10 +150,10 @@ class ReadAhead:
                     self._add(entry, now)
         self.more, self.horizon_ns = result.more, result.horizon_ns
 
-    def extend_with(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:
+    def extend_with(self, result: ScanResult, now: Instant, unwanted: Collection[Key]) -> None:
         """Add a scan's result, without the `unwanted` ones."""
         for entry in result.entries:
-            if not unwanted(entry):
+            if entry.key not in unwanted:
                 self.put(entry, now)
         self.more, self.horizon_ns = result.more, result.horizon_ns
 

@@ -451,18 +451,15 @@ class ScanScheduler:
         scans.dirty = scans.dirty or len(known) < len(hidden)
         self._awaiting.stop_awaiting(entry.key for entry in result.entries if entry.key not in hidden)
 
-        leaves = running.share != scans.others.share and not running.group.subscribers.any_bounded
-        taken = taken_among([entry.key for entry in (*result.entries, *known)])
-        outdated |= outdated_among(known, scan_id)
-
-        def unwanted(entry: Entry) -> bool:
-            if leaves and self._left_to_others(running.group, entry, now):
-                return True
-            if entry.key not in taken:
-                return entry.key in outdated
-            if scans.position is not None:
-                scans.position.lower(entry)  # The claim may be for an older state of the row, and miss.
-            return True
+        shown = (*result.entries, *known)
+        taken = taken_among([entry.key for entry in shown])
+        if scans.position is not None:
+            for entry in shown:
+                if entry.key in taken:
+                    scans.position.lower(entry)  # The claim may be for an older state of the row, and miss.
+        unwanted = taken | outdated | outdated_among(known, scan_id)
+        if running.share != scans.others.share and not running.group.subscribers.any_bounded:
+            unwanted |= {entry.key for entry in shown if self._left_to_others(running.group, entry, now)}
 
         if running.part is None or not running.part.after:
             unread = None if running.portion is None else scans.others.__contains__
@@ -472,7 +469,7 @@ class ScanScheduler:
             kept_behind = None if scans.buffer.order is None else scans.reach
             scans.buffer.replace_with(result, now, unwanted, unread, kept_behind)
             for entry in known:
-                if not unwanted(entry):
+                if entry.key not in unwanted:
                     scans.buffer.put(entry, now)
         elif len(scans.buffer) <= 2 * scans.limit:
             scans.buffer.extend_with(result, now, unwanted)

@@ -423,7 +423,7 @@ def test_what_a_client_had_got_when_its_connection_ended_in_the_middle_of_rows_i
     worker = begin()
     cursor = SSCursor(worker)
     cursor.execute(f"STREAM id, payload FROM m LIMIT {count} WAIT 10 FOR UPDATE")
-    first, _ = cursor.fetchone()
+    ((first, _),) = cursor.fetchmany(1)
     end(worker, queue)
     eventually(lambda: rows(queue, f"SELECT epoch FROM m WHERE id = {first}") == [(1,)], what="the attempt counted")
     ((counted,),) = rows(queue, "SELECT COUNT(*) FROM m WHERE epoch > 0")

@@ -8,7 +8,7 @@ same machine objects to broken dispatchers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -26,7 +26,6 @@ from engine.dispatch.turns import Turns
 from engine.model import (
     NS_PER_S,
     Arrivals,
-    Entry,
     Group,
     GroupScanResult,
     Key,
@@ -196,7 +195,7 @@ class AReplacedBufferLosesOtherGroups(ReadAhead):
         self,
         result: ScanResult,
         now: Instant,
-        unwanted: Callable[[Entry], bool],
+        unwanted: Collection[Key],
         unread: Callable[[Key], bool] | None = None,
         reach: object = None,
     ) -> None:

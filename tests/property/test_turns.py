@@ -162,7 +162,7 @@ def test_with_semaphores_tenants_take_turns_with_what_has_places(steps: list[tup
             case "replace", list(entries):
                 played.ready = {entry.key: entry for entry in entries}
                 result = ScanResult(tuple(played.ready.values()), False, None)
-                played.buffer.replace_with(result, NOW, lambda _: False)
+                played.buffer.replace_with(result, NOW, ())
             case "end", int(at) if played.taken:
                 played.end_one(at)
             case "full", (None | str()) as needs:
@@ -191,7 +191,7 @@ def test_the_next_message_is_that_of_the_group_whose_turn_it_is(steps: list[tupl
                 model.ready.pop(key, None)
             case "replace", list(entries):
                 unique = {entry.key: entry for entry in entries}
-                buffer.replace_with(ScanResult(tuple(unique.values()), False, None), NOW, lambda _: False)
+                buffer.replace_with(ScanResult(tuple(unique.values()), False, None), NOW, ())
                 model.ready = dict(unique)
             case "end", int(at) if taken:
                 group = taken.pop(at % len(taken))

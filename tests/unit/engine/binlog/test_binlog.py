@@ -325,7 +325,7 @@ def test_messages_beyond_the_bound_are_left_to_a_scan_at_their_time() -> None:
         buffer.add_scheduled(entry(key, due_ns=100 - key), most=2)
     assert len(buffer) == 2
     assert buffer.horizon_ns == 96
-    buffer.replace_with(ScanResult((), more=False, horizon_ns=None), Instant(0, 0), lambda _: False)
+    buffer.replace_with(ScanResult((), more=False, horizon_ns=None), Instant(0, 0), ())
     assert buffer.next_ns(Instant(0, 0)) is None
 
 

@@ -18,7 +18,7 @@ def entry(key: int, *, priority: int = 0, due_ns: int = 0, epoch: int = 0) -> En
 
 def window(*entries: Entry, now_ns: int = 100, more: bool = False, horizon_ns: int | None = None) -> ReadAhead:
     made = ReadAhead()
-    made.replace_with(ScanResult(entries, more, horizon_ns), at(now_ns), lambda _: False)
+    made.replace_with(ScanResult(entries, more, horizon_ns), at(now_ns), ())
     return made
 
 
@@ -54,16 +54,14 @@ def test_forgotten_entries_are_not_ready() -> None:
 
 def test_a_full_scan_replaces_the_buffer() -> None:
     made = window(entry(1), entry(2, due_ns=200))
-    made.replace_with(ScanResult((entry(3),), more=False, horizon_ns=None), at(100), lambda _: False)
+    made.replace_with(ScanResult((entry(3),), more=False, horizon_ns=None), at(100), ())
     made.promote_due(at(300))
     assert keys(made.take(9)) == [3]
 
 
 def test_unwanted_entries_are_left_out() -> None:
     made = ReadAhead()
-    made.replace_with(
-        ScanResult((entry(1), entry(2)), more=False, horizon_ns=None), at(100), lambda found: found.key == 1
-    )
+    made.replace_with(ScanResult((entry(1), entry(2)), more=False, horizon_ns=None), at(100), {1})
     assert keys(made.take(9)) == [2]
 
 
@@ -75,7 +73,7 @@ def test_a_missed_row_waits_longer_each_time_and_at_most_a_second() -> None:
         assert keys(made.take(1)) == [1]
         retry_ns = made.add_missed([entry(1)], at(now_ns))
         pauses.append(retry_ns - now_ns)
-        made.replace_with(ScanResult((entry(1),), more=False, horizon_ns=None), at(now_ns), lambda _: False)
+        made.replace_with(ScanResult((entry(1),), more=False, horizon_ns=None), at(now_ns), ())
         assert made.ready == 0
         now_ns = retry_ns
         made.promote_due(at(now_ns))
@@ -90,7 +88,7 @@ def locked_window(tried: int, took_ns: int) -> ReadAhead:
         missed = made.take(min(tried, 6 - first))
         made.claim_answered(at(100), tried, len(missed), took_ns)
         made.add_missed(missed, at(100))
-    made.replace_with(ScanResult(tuple(map(entry, range(1, 9))), more=False, horizon_ns=None), at(100), lambda _: False)
+    made.replace_with(ScanResult(tuple(map(entry, range(1, 9))), more=False, horizon_ns=None), at(100), ())
     return made
 
 
@@ -129,7 +127,7 @@ def test_as_many_missed_rows_are_tried_together_as_a_claim_tries_and_the_next_on
 def test_a_missed_row_that_is_gone_from_the_index_is_forgotten() -> None:
     made = window(entry(1))
     made.add_missed([entry(1)], at(100))
-    made.replace_with(ScanResult((), more=False, horizon_ns=None), at(100), lambda _: False)
+    made.replace_with(ScanResult((), more=False, horizon_ns=None), at(100), ())
     assert made.missed_count == 0
 
 
@@ -137,7 +135,7 @@ def test_a_row_that_could_be_claimed_is_ready_after_the_next_scan() -> None:
     made = window(entry(1))
     made.add_missed([entry(1)], at(100))
     made.forget_misses([1])
-    made.replace_with(ScanResult((entry(1),), more=False, horizon_ns=None), at(100), lambda _: False)
+    made.replace_with(ScanResult((entry(1),), more=False, horizon_ns=None), at(100), ())
     assert made.ready == 1
 
 
