@@ -62,14 +62,14 @@ PROXY_FORMS = (
     *forms("{0} endless streams, ACKs of {1}", "streams", (8, 100)),
     *forms("{0} endless streams, an ACK a message", "streams", (64, 1)),
     *forms("{0} × STREAM … LIMIT {1} NOWAIT, ACK", "bounded", (8, 100), (64, 1)),
-    *forms("{0} × STREAM … LIMIT {1} FOR UPDATE, ACK", "locked", (8, 500), (8, 100), (64, 1)),
+    *forms("{0} × STREAM … LIMIT {1} FOR UPDATE, ACK", "locked", (4, 500), (8, 500), (8, 100), (64, 1)),
 )
 HAND_FORMS = (
     *forms("{0} × SKIP LOCKED, {1} a transaction", "locks", (4, 500), (8, 500), (4, 100), (8, 100), (8, 1), (64, 1)),
 )
 FLOOR_FORMS = (
     *forms("{0} × claims of 1000, then UPDATEs of {1}", "claimed", (8, 100)),
-    *forms("{0} × known ids, {1} a transaction", "told", (8, 500), (8, 100), (64, 1)),
+    *forms("{0} × known ids, {1} a transaction", "told", (4, 500), (8, 500), (8, 100), (64, 1)),
 )
 
 
