@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine.model import IdKind, Policy, QueueTable, RowFormat, TableId
+from engine.model import RowFormat, TableId
+from engine.queue_table import IdKind, Policy, QueueTable
 from engine.service import Engine
 
 try:

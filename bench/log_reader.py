@@ -21,7 +21,8 @@ from engine.binlog.changes import ChangeSet
 from engine.binlog.pipe import BinlogLimits, FollowRequest
 from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.binlog.scope import Scope
-from engine.model import QueueTable, TableId, Wanted
+from engine.model import TableId, Wanted
+from engine.queue_table import QueueTable
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.own_writes import OwnWrites

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final, TypeGuard
 
-from engine.model import IdKind, Key
+from engine.model import Key
+from engine.queue_table import IdKind
 
 EXACT_DIGITS: Final = 15
 """Integers up to so many digits are exact as a DOUBLE, the type in which the servers compare

@@ -21,18 +21,8 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.keys import all_certain, certain, key_of, keys_of
-from engine.model import (
-    ANYTHING,
-    BrokenTable,
-    Entry,
-    IdKind,
-    Key,
-    QueueTable,
-    RowFormat,
-    Selection,
-    SettleColumns,
-    TableId,
-)
+from engine.model import ANYTHING, Entry, Key, RowFormat, Selection, TableId
+from engine.queue_table import BrokenTable, IdKind, QueueTable, SettleColumns
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
 from engine.runtime.follow_up_queues import FollowUpQueues
 from engine.runtime.gathered_acks import AckResult, GatheredAcks, Reports

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.binlog.row_image import ABSENT
-from engine.model import SLOTS, QueueTable, TableId
+from engine.model import SLOTS, TableId
+from engine.queue_table import QueueTable
 
 QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
 EPOCH_AT, DUE_AT, ACKED_AT, LEASE_AT = 2, 3, 4, 5

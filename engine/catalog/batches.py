@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from engine.model import BatchColumn, IdKind, Policy
+from engine.queue_table import BatchColumn, IdKind, Policy
 from engine.quoting import quoted
 
 if TYPE_CHECKING:

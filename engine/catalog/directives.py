@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.dispatch.redelivery import WAIT_MAX_NS
-from engine.model import NS_PER_S, OnDisconnect, Policy, TableId
+from engine.model import NS_PER_S, TableId
+from engine.queue_table import OnDisconnect, Policy
 
 ROWS_MOST = 1_000_000
 """The greatest batch or cache: a greater number is likely a mistake, and keys cost memory."""

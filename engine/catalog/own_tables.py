@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.model import GROUP_RATES, RATES, SEMAPHORES, Policy
+from engine.queue_table import GROUP_RATES, RATES, SEMAPHORES, Policy
 
 PREFIX = "ackstream:"
 """The beginning of their comments."""

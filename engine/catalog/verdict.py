@@ -12,7 +12,8 @@ from types import MappingProxyType
 
 from engine.catalog.batches import batch_column, batch_problems, follow_up_column
 from engine.catalog.directives import comment_warnings, parse_comment
-from engine.model import PRIMARY_KEY, BrokenTable, GroupColumn, IdKind, Policy, QueueTable, ReasonColumn, TableId
+from engine.model import TableId
+from engine.queue_table import PRIMARY_KEY, BrokenTable, GroupColumn, IdKind, Policy, QueueTable, ReasonColumn
 from engine.quoting import quoted
 
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")

@@ -19,7 +19,8 @@ from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.effects import Effect, FindAbandoned
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.model import SLOTS, OnDisconnect, Policy, Return
+from engine.model import SLOTS, Return
+from engine.queue_table import OnDisconnect, Policy
 
 SEARCHES = 4
 """Searches after a proxy is gone, at least. With pauses that double, the last one is 3.5 s after the

@@ -20,7 +20,8 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
 from engine.dispatch.limits import Limits
 from engine.dispatch.token_bucket import TokenBucket
-from engine.model import LimitsLeft, Policy
+from engine.model import LimitsLeft
+from engine.queue_table import Policy
 
 
 class Capacity:

@@ -14,7 +14,8 @@ from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.redelivery import wait_ns
-from engine.model import Claimed, Entry, FetchResult, Key, Policy, RowFormat, Wanted
+from engine.model import Claimed, Entry, FetchResult, Key, RowFormat, Wanted
+from engine.queue_table import Policy
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from engine.dispatch.leases import UNREAD_STATES, Lease, LeaseEvent
 from engine.dispatch.parts import Parts
 from engine.dispatch.runs import begin_runs
 from engine.dispatch.subscribers import Subscriber
-from engine.model import Claimed, FetchResult, OnDisconnect
+from engine.model import Claimed, FetchResult
+from engine.queue_table import OnDisconnect
 
 
 class Deliveries:

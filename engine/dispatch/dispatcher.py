@@ -57,12 +57,12 @@ from engine.model import (
     GroupScanResult,
     Key,
     LimitsLeft,
-    Policy,
     Return,
     ScanResult,
     Share,
     TableId,
 )
+from engine.queue_table import Policy
 
 Effects = list[Effect]
 

@@ -18,7 +18,8 @@ from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.effects import CheckBatches, Effect
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.model import BatchCheck, BatchesChecked, FollowUpPlace, Key, Policy, TableId
+from engine.model import BatchCheck, BatchesChecked, FollowUpPlace, Key, TableId
+from engine.queue_table import Policy
 
 
 class FollowUps:

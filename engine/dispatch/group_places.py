@@ -20,7 +20,8 @@ from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
 from engine.dispatch.semaphore_places import SemaphorePlaces
-from engine.model import Entry, Group, Key, LimitsLeft, Policy
+from engine.model import Entry, Group, Key, LimitsLeft
+from engine.queue_table import Policy
 
 HEAD_NS = 1_000_000_000
 """After this time, a message that has to be delivered first and is due is looked for again. Another

@@ -15,7 +15,8 @@ from itertools import count
 
 from engine.dispatch.instant import Instant
 from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
-from engine.model import NS_PER_S, Group, Policy
+from engine.model import NS_PER_S, Group
+from engine.queue_table import Policy
 
 KNOWN_MAX = 200_000
 """Groups that are remembered. Further ones are tried."""

@@ -16,7 +16,8 @@ from engine.dispatch.leases import Lease, LeaseEvent
 from engine.dispatch.parts import Parts
 from engine.dispatch.picking import Picked
 from engine.dispatch.redelivery import wait_ns
-from engine.model import Entry, Key, OnDisconnect, Return
+from engine.model import Entry, Key, Return
+from engine.queue_table import OnDisconnect
 
 
 class LockedLeases:

@@ -15,7 +15,8 @@ from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.effects import Effect, MoveDeadLetters, Purge, Release
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.model import Entry, Key, Policy, Return, Wanted
+from engine.model import Entry, Key, Return, Wanted
+from engine.queue_table import Policy
 
 
 class Releases:

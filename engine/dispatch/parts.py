@@ -30,7 +30,8 @@ from engine.dispatch.runs import Runs
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.turns import Turns
 from engine.dispatch.verification import LeaseVerification
-from engine.model import Key, Policy
+from engine.model import Key
+from engine.queue_table import Policy
 
 
 @dataclass(slots=True, eq=False)

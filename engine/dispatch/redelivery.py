@@ -8,7 +8,8 @@ It is added after the limits are applied, because rows at the maximum need the s
 
 from __future__ import annotations
 
-from engine.model import NS_PER_S, Policy
+from engine.model import NS_PER_S
+from engine.queue_table import Policy
 
 JITTER_MAX = 0.33
 """The share of its wait that a redelivery may be later by."""

@@ -30,18 +30,8 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.scan_state import ScanState
 from engine.dispatch.time_order import place_of
 from engine.dispatch.visibility import AwaitingVisibility
-from engine.model import (
-    ANYTHING,
-    Entry,
-    GroupScanResult,
-    Key,
-    Policy,
-    Portion,
-    Range,
-    Return,
-    ScanResult,
-    Share,
-)
+from engine.model import ANYTHING, Entry, GroupScanResult, Key, Portion, Range, Return, ScanResult, Share
+from engine.queue_table import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from functools import lru_cache
 from itertools import islice
 
 from engine.dispatch.instant import Instant
-from engine.model import Entry, Group, Holder, Key, Policy, SemaphoreLeft, TableId
+from engine.model import Entry, Group, Holder, Key, SemaphoreLeft, TableId
+from engine.queue_table import Policy
 
 KNOWN_MAX = 1_024
 """Semaphores of which the holders are remembered: those that were found last. Others are tried."""

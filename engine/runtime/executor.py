@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from engine.dispatch.measures import Durations
-from engine.model import QueueTable, TableId
+from engine.model import TableId
+from engine.queue_table import QueueTable
 from engine.runtime.begun_calls import BegunCalls
 from engine.runtime.call_threads import CallThreads
 from engine.runtime.locked_tables import LockedTables

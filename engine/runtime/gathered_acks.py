@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from engine.model import Key, QueueTable
+from engine.model import Key
+from engine.queue_table import QueueTable
 from engine.runtime.executor import StoreExecutor
 from engine.store.acks import Ack
 from engine.store.port import AckUnknownError, Origin, StoreError

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from engine.catalog.privileges import OF_A_QUEUE
-from engine.model import PRIMARY_KEY, BrokenTable, QueueTable, SettleColumns, TableId
+from engine.model import TableId
+from engine.queue_table import PRIMARY_KEY, BrokenTable, QueueTable, SettleColumns
 from engine.quoting import qualified
 from engine.runtime.executor import StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.model import QueueTable, TableId
+from engine.model import TableId
+from engine.queue_table import QueueTable
 
 
 class SemaphoreQueues:

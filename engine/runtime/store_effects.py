@@ -27,18 +27,8 @@ from engine.dispatch.effects import (
     ScanGroups,
 )
 from engine.dispatch.measures import Measures
-from engine.model import (
-    NS_PER_S,
-    BatchCheck,
-    BatchesChecked,
-    Claimed,
-    ClaimResult,
-    Key,
-    QueueTable,
-    RowFormat,
-    TableId,
-    Wanted,
-)
+from engine.model import NS_PER_S, BatchCheck, BatchesChecked, Claimed, ClaimResult, Key, RowFormat, TableId, Wanted
+from engine.queue_table import QueueTable
 from engine.runtime.executor import StoreExecutor
 from engine.store.port import StoreError
 

@@ -26,7 +26,8 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
 from engine.dispatch.subscribers import Subscription
-from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, Share, TableId
+from engine.model import NS_PER_S, Claimed, Key, Return, Share, TableId
+from engine.queue_table import QueueTable
 from engine.runtime.executor import StoreExecutor
 from engine.runtime.store_effects import BegunClaim, StoreEffect, StoreEffects
 

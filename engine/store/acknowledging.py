@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from engine.model import Key, QueueTable
+from engine.model import Key
 from engine.packets import text_values
+from engine.queue_table import QueueTable
 from engine.store.acks import Ack, shares
 from engine.store.claiming import WAITED_S
 from engine.store.connection import Begun, Result, StoreConnection

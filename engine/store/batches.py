@@ -32,21 +32,9 @@ from string import Template
 from engine.catalog.batches import batch_column
 from engine.catalog.directives import parse_comment
 from engine.catalog.verdict import TableFacts, evaluate
-from engine.model import (
-    WAITING_NS,
-    BatchCheck,
-    BatchColumn,
-    BatchesChecked,
-    BrokenTable,
-    Entry,
-    FollowUpPlace,
-    IdKind,
-    Key,
-    Policy,
-    QueueTable,
-    TableId,
-)
+from engine.model import WAITING_NS, BatchCheck, BatchesChecked, Entry, FollowUpPlace, Key, TableId
 from engine.packets import text_values
+from engine.queue_table import BatchColumn, BrokenTable, IdKind, Policy, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.connection import Result, StoreConnection
 from engine.store.information_schema import facts_of, now_ns

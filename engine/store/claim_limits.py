@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
-from engine.model import Claimed, Entry, Key, LimitsLeft, QueueTable, Wanted
+from engine.model import Claimed, Entry, Key, LimitsLeft, Wanted
 from engine.packets import text_values
+from engine.queue_table import QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.claim_order import GroupOrder, checks, runs_of
 from engine.store.claim_plan import GroupCounts, GroupPaces, SemaphoreCounts, groups_left, unchanged

@@ -22,12 +22,12 @@ from engine.model import (
     FetchResult,
     Key,
     LimitsLeft,
-    QueueTable,
     RowFormat,
     Selection,
     Wanted,
     end_with_slot,
 )
+from engine.queue_table import QueueTable
 from engine.store.batches import Batches, set_aside
 from engine.store.claim_limits import ClaimLimits
 from engine.store.claim_plan import choose

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engine.catalog.verdict import evaluate
-from engine.model import Key, MoveResult, QueueTable, TableId, Wanted
+from engine.model import Key, MoveResult, TableId, Wanted
 from engine.packets import text_values
+from engine.queue_table import QueueTable
 from engine.quoting import qualified, quoted
 from engine.store.connection import MOVING, StoreConnection
 from engine.store.dead_letter_plan import Chain, columns_to_move, obstacles

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 
 from engine.catalog.directives import parse_comment
 from engine.catalog.verdict import INTEGERS, OWN_COLUMNS, Column, TableFacts, evaluate
-from engine.model import BrokenTable, Policy, QueueTable, TableId
+from engine.model import TableId
+from engine.queue_table import BrokenTable, Policy, QueueTable
 from engine.quoting import qualified
 
 _TEXTS = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from engine.model import Delivery, FetchResult, Key, QueueTable, RowFormat
+from engine.model import Delivery, FetchResult, Key, RowFormat
+from engine.queue_table import QueueTable
 from engine.quoting import quoted
 from engine.store.connection import Begun, Result, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns

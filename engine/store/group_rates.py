@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from string import Template
 
-from engine.model import NS_PER_S, GroupColumn, IdKind, Key, QueueTable, TableId
+from engine.model import NS_PER_S, Key, TableId
 from engine.packets import text_values
+from engine.queue_table import GroupColumn, IdKind, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.claim_plan import GroupPaces
 from engine.store.connection import Result, StoreConnection

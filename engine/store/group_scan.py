@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.model import Entry, GroupScan, GroupScanResult, Portion, QueueTable
+from engine.model import Entry, GroupScan, GroupScanResult, Portion
+from engine.queue_table import QueueTable
 from engine.store.connection import StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed

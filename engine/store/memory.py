@@ -21,7 +21,6 @@ from engine.model import (
     WAITING_NS,
     BatchCheck,
     BatchesChecked,
-    BrokenTable,
     Claimed,
     ClaimResult,
     Delivery,
@@ -34,7 +33,6 @@ from engine.model import (
     LimitsLeft,
     MoveResult,
     Portion,
-    QueueTable,
     Range,
     Return,
     RowFormat,
@@ -44,6 +42,7 @@ from engine.model import (
     Wanted,
     end_with_slot,
 )
+from engine.queue_table import BrokenTable, QueueTable
 from engine.store.acks import Ack, shares
 from engine.store.claim_order import GroupOrder, checks, runs_of
 from engine.store.claim_plan import (

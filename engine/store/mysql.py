@@ -28,7 +28,6 @@ from engine.model import (
     SLOTS,
     BatchCheck,
     BatchesChecked,
-    BrokenTable,
     Claimed,
     ClaimResult,
     Delivery,
@@ -39,7 +38,6 @@ from engine.model import (
     Key,
     MoveResult,
     Portion,
-    QueueTable,
     Range,
     Return,
     RowFormat,
@@ -49,6 +47,7 @@ from engine.model import (
     Wanted,
 )
 from engine.packets import text_values
+from engine.queue_table import BrokenTable, QueueTable
 from engine.quoting import quoted, text_literal
 from engine.store.acknowledging import AckBatch
 from engine.store.acks import Ack

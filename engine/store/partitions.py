@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from engine.model import QueueTable, TableId
+from engine.model import TableId
+from engine.queue_table import QueueTable
 from engine.quoting import quoted
 from engine.store.connection import StoreConnection
 from engine.store.information_schema import partitions

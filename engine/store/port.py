@@ -16,7 +16,6 @@ from engine.model import (
     ANYTHING,
     BatchCheck,
     BatchesChecked,
-    BrokenTable,
     Claimed,
     ClaimResult,
     Delivery,
@@ -27,7 +26,6 @@ from engine.model import (
     Key,
     MoveResult,
     Portion,
-    QueueTable,
     Range,
     Return,
     RowFormat,
@@ -37,6 +35,7 @@ from engine.model import (
     TableId,
     Wanted,
 )
+from engine.queue_table import BrokenTable, QueueTable
 from engine.store.acks import Ack
 
 T_co = TypeVar("T_co", covariant=True)

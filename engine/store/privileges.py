@@ -14,8 +14,9 @@ from engine.catalog.privileges import (
     OF_RATES,
     Grants,
 )
-from engine.model import BrokenTable, QueueTable, TableId
+from engine.model import TableId
 from engine.packets import text_values
+from engine.queue_table import BrokenTable, QueueTable
 from engine.quoting import qualified, quoted
 from engine.store.connection import DENIED, StoreConnection
 from engine.store.information_schema import own_comments

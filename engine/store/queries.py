@@ -23,7 +23,8 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from engine.model import ANYTHING, BrokenTable, Group, GroupColumn, IdKind, Key, Portion, QueueTable, Selection, TableId
+from engine.model import ANYTHING, Group, Key, Portion, Selection, TableId
+from engine.queue_table import BrokenTable, GroupColumn, IdKind, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.partition_plan import AHEAD, Partition, first_partitions, fitting_width_ns
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from engine.model import Entry, Group, Key, Portion, QueueTable, Range, ScanResult, Selection
+from engine.model import Entry, Group, Key, Portion, Range, ScanResult, Selection
 from engine.packets import NULL_MARK, text_values
+from engine.queue_table import QueueTable
 from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed

@@ -26,20 +26,9 @@ from dataclasses import dataclass
 from engine.catalog.directives import parse_comment
 from engine.catalog.verdict import evaluate
 from engine.dispatch.semaphore_places import names_in, needs_of
-from engine.model import (
-    SEMAPHORES,
-    BrokenTable,
-    ClaimResult,
-    Entry,
-    Key,
-    LimitsLeft,
-    Policy,
-    QueueTable,
-    SemaphoreLeft,
-    TableId,
-    Wanted,
-)
+from engine.model import ClaimResult, Entry, Key, LimitsLeft, SemaphoreLeft, TableId, Wanted
 from engine.packets import text_values
+from engine.queue_table import SEMAPHORES, BrokenTable, Policy, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.claim_plan import SemaphoreCounts
 from engine.store.connection import Result, StoreConnection

@@ -16,7 +16,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from engine.model import BrokenTable, TableId
+from engine.model import TableId
+from engine.queue_table import BrokenTable
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.port import StoreError

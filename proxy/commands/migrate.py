@@ -16,8 +16,9 @@ from pathlib import Path
 import click
 
 from engine.catalog.own_tables import OWN_TABLES, OwnTable, version_of
-from engine.model import QueueTable, TableId
+from engine.model import TableId
 from engine.packets import text_values
+from engine.queue_table import QueueTable
 from engine.quoting import qualified, text_literal
 from engine.store.connection import DENIED, StoreConnection
 from engine.store.information_schema import own_comments

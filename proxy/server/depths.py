@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engine.model import NS_PER_S, QueueTable, TableId
+from engine.model import NS_PER_S, TableId
+from engine.queue_table import QueueTable
 from engine.service import Engine
 from engine.store.port import StoreError
 from proxy.statements.depth import Counting, Depth, measure

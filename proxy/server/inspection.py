@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from engine.model import NS_PER_S, BrokenTable, IdKind, QueueTable, TableId
+from engine.model import NS_PER_S, TableId
+from engine.queue_table import BrokenTable, IdKind, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.service import Engine
 from engine.store.port import StoreError

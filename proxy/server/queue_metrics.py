@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from engine.dispatch.dispatcher import Dispatcher
 from engine.dispatch.measures import BUCKETS_S, Durations, Measures
-from engine.model import NS_PER_S, QueueTable, TableId
+from engine.model import NS_PER_S, TableId
+from engine.queue_table import QueueTable
 from proxy.server.depths import CountedQueue
 from proxy.server.holding import REASONS, reasons
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from engine.model import Policy, QueueTable, Return, TableId
+from engine.model import Return, TableId
+from engine.queue_table import Policy, QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.runtime.gathered_acks import AckResult
 from engine.runtime.table_runner import TableRunner

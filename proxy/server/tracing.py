@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease
-from engine.model import NS_PER_S, Key, QueueTable, TableId
+from engine.model import NS_PER_S, Key, TableId
+from engine.queue_table import QueueTable
 from engine.service import Engine
 from engine.store.port import StoreError
 from engine.store.queries import TableStatements

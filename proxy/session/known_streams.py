@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from engine.model import QueueTable, RowFormat
+from engine.model import RowFormat
+from engine.queue_table import QueueTable
 from proxy.session.prepared import TrackedStatement
 from proxy.wire.params import Execute
 from sqlrewrite.stream import StreamStatement

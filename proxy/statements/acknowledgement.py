@@ -19,8 +19,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from engine.model import SettleColumns, TableId
+from engine.model import TableId
 from engine.packets import WireError, frame
+from engine.queue_table import SettleColumns
 from engine.quoting import qualified, quoted
 from engine.runtime.gathered_acks import AckResult
 from engine.service import Engine

@@ -13,7 +13,8 @@ from itertools import islice
 from string import Template
 from typing import TYPE_CHECKING
 
-from engine.model import BatchColumn, Key, QueueTable, TableId
+from engine.model import Key, TableId
+from engine.queue_table import BatchColumn, QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
 from engine.store.batches import converted

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
 from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE, OwnTable
-from engine.model import NS_PER_S, BrokenTable, Policy, TableId
+from engine.model import NS_PER_S, TableId
+from engine.queue_table import BrokenTable, Policy
 from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS

@@ -14,7 +14,7 @@ from typing import Final
 
 from engine.catalog.directives import parse_comment, split_comment
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
-from engine.model import BrokenTable, Policy
+from engine.queue_table import BrokenTable, Policy
 from proxy.statements.tables import table_id
 from sqlrewrite.definitions import OWN_COLUMNS, Definition, Extras, Kind, declares, missing, nullable_id
 from sqlrewrite.names import quote

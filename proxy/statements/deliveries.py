@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from string import Template
 from typing import TYPE_CHECKING
 
-from engine.model import NS_PER_S, SLOTS, Key, QueueTable, TableId
+from engine.model import NS_PER_S, SLOTS, Key, TableId
+from engine.queue_table import QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
 from engine.store.queries import FORMS, TableStatements

@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from engine.dispatch.redelivery import JITTER_MAX
-from engine.model import NS_PER_S, Policy, QueueTable
+from engine.model import NS_PER_S
+from engine.queue_table import Policy, QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
 from proxy.session.internal_queries import checked_query, rows, server_time_ns, text_rows

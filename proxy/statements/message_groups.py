@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from string import Template
 from typing import TYPE_CHECKING
 
-from engine.model import Group, GroupColumn, IdKind, Key, Policy, QueueTable
+from engine.model import Group, Key
+from engine.queue_table import GroupColumn, IdKind, Policy, QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
 from engine.store.group_rates import group_hash, read_rates

@@ -28,7 +28,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from engine.model import QueueTable, RowFormat
+from engine.model import RowFormat
+from engine.queue_table import QueueTable
 from engine.quoting import quoted
 from engine.service import Engine
 from proxy.session.commit_notices import PreparedStream

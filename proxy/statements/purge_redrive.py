@@ -15,7 +15,8 @@ from functools import partial
 from string import Template
 from typing import TYPE_CHECKING
 
-from engine.model import Key, QueueTable, TableId
+from engine.model import Key, TableId
+from engine.queue_table import QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.service import Engine
 from engine.store.queries import FORMS

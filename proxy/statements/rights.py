@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from engine.model import QueueTable
+from engine.queue_table import QueueTable
 from engine.quoting import quoted
 from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.queries import sql

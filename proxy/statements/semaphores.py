@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.catalog.own_tables import SEMAPHORES_TABLE
 from engine.dispatch.semaphore_places import names_in
-from engine.model import SEMAPHORES, QueueTable
+from engine.queue_table import SEMAPHORES, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.service import Engine
 from engine.store.connection import DENIED

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.model import NS_PER_S, BrokenTable, QueueTable, TableId
+from engine.model import NS_PER_S, TableId
+from engine.queue_table import BrokenTable, QueueTable
 from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.dead_letter_plan import Chain, closed_to

@@ -8,17 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.model import (
-    NS_PER_S,
-    WAITING_NS,
-    BatchCheck,
-    BatchesChecked,
-    Key,
-    QueueTable,
-    RowFormat,
-    TableId,
-    Wanted,
-)
+from engine.model import NS_PER_S, WAITING_NS, BatchCheck, BatchesChecked, Key, RowFormat, TableId, Wanted
+from engine.queue_table import QueueTable
 from engine.store.memory import Row
 from engine.store.port import StoreError
 from tests.support.servers import ServerPool

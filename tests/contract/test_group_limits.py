@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from engine.model import NS_PER_S, Group, GroupColumn, IdKind, Key, LimitsLeft, Return, RowFormat, Wanted
+from engine.model import NS_PER_S, Group, Key, LimitsLeft, Return, RowFormat, Wanted
+from engine.queue_table import GroupColumn, IdKind
 from engine.store.claim_limits import lock_name
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore

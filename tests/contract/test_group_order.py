@@ -8,8 +8,9 @@ from typing import Literal
 
 import pytest
 
-from engine.model import NS_PER_S, Entry, Group, GroupColumn, IdKind, Key, LimitsLeft, Return, RowFormat, Wanted
+from engine.model import NS_PER_S, Entry, Group, Key, LimitsLeft, Return, RowFormat, Wanted
 from engine.packets import text_values
+from engine.queue_table import GroupColumn, IdKind
 from engine.store.connection import StoreConnection
 from engine.store.memory import Row
 from engine.store.queries import TableStatements

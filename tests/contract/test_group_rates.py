@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine.model import NS_PER_S, Group, GroupColumn, IdKind, Key, LimitsLeft, QueueTable, Wanted
+from engine.model import NS_PER_S, Group, Key, LimitsLeft, Wanted
+from engine.queue_table import GroupColumn, IdKind, QueueTable
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.model import NS_PER_S, SLOTS, Key, LimitsLeft, QueueTable, Return, RowFormat, Wanted
+from engine.model import NS_PER_S, SLOTS, Key, LimitsLeft, Return, RowFormat, Wanted
+from engine.queue_table import QueueTable
 from engine.store.claim_limits import lock_name
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from engine.model import NS_PER_S, MoveResult, QueueTable, TableId, Wanted
+from engine.model import NS_PER_S, MoveResult, TableId, Wanted
+from engine.queue_table import QueueTable
 from engine.store import partitions
 from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.opening import BackendAddress

@@ -11,21 +11,8 @@ from dataclasses import replace
 import pytest
 
 from engine.catalog.own_tables import SEMAPHORES_TABLE
-from engine.model import (
-    NS_PER_S,
-    SEMAPHORES,
-    Group,
-    GroupColumn,
-    GroupScan,
-    IdKind,
-    Key,
-    LimitsLeft,
-    QueueTable,
-    Return,
-    RowFormat,
-    TableId,
-    Wanted,
-)
+from engine.model import NS_PER_S, Group, GroupScan, Key, LimitsLeft, Return, RowFormat, TableId, Wanted
+from engine.queue_table import SEMAPHORES, GroupColumn, IdKind, QueueTable
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress

@@ -17,7 +17,6 @@ from engine.model import (
     Key,
     MoveResult,
     Position,
-    QueueTable,
     Range,
     Return,
     RowFormat,
@@ -25,6 +24,7 @@ from engine.model import (
     TableId,
     Wanted,
 )
+from engine.queue_table import QueueTable
 from engine.store.acks import Ack
 from engine.store.memory import Row
 from engine.store.port import StoreError

@@ -17,19 +17,8 @@ import pytest
 from pymysql.constants import COMMAND
 
 from engine.catalog.verdict import TableFacts
-from engine.model import (
-    NS_PER_S,
-    BrokenTable,
-    Delivery,
-    Key,
-    Portion,
-    QueueTable,
-    Return,
-    RowFormat,
-    Share,
-    TableId,
-    Wanted,
-)
+from engine.model import NS_PER_S, Delivery, Key, Portion, Return, RowFormat, Share, TableId, Wanted
+from engine.queue_table import BrokenTable, QueueTable
 from engine.store import information_schema, mysql
 from engine.store.acks import Ack
 from engine.store.connection import Result, StoreConnection

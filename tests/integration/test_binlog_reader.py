@@ -21,7 +21,8 @@ from engine.binlog.pipe import (
 )
 from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.binlog.scope import FollowedTables, Scope
-from engine.model import Entry, Key, QueueTable, TableId
+from engine.model import Entry, Key, TableId
+from engine.queue_table import QueueTable
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from proxy.embedded.server import EmbeddedServer

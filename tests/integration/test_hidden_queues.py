@@ -8,7 +8,7 @@ import pymysql
 import pytest
 
 from engine.keys import certain, key_of
-from engine.model import IdKind
+from engine.queue_table import IdKind
 from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.raw import RawClient
 from tests.support.servers import connect

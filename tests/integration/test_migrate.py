@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from engine.catalog.own_tables import RATES_TABLE
-from engine.model import QueueTable, TableId
+from engine.model import TableId
+from engine.queue_table import QueueTable
 from engine.store.connection import StoreConnection
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress

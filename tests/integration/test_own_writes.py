@@ -16,7 +16,8 @@ from engine.binlog.pipe import BinlogLimits, FollowRequest
 from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.binlog.replication_adapter import Event, Rows
 from engine.binlog.scope import ChangeFilter, Scope
-from engine.model import Entry, Key, QueueTable, Return, TableId, Wanted
+from engine.model import Entry, Key, Return, TableId, Wanted
+from engine.queue_table import QueueTable
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.own_writes import OwnWrites

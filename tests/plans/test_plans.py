@@ -19,20 +19,9 @@ from typing import Any
 
 import pytest
 
-from engine.model import (
-    NS_PER_S,
-    Delivery,
-    Portion,
-    Position,
-    QueueTable,
-    Range,
-    Return,
-    RowFormat,
-    Selection,
-    Share,
-    Wanted,
-)
+from engine.model import NS_PER_S, Delivery, Portion, Position, Range, Return, RowFormat, Selection, Share, Wanted
 from engine.packets import text_values
+from engine.queue_table import QueueTable
 from engine.quoting import qualified
 from engine.store.acks import Ack
 from engine.store.connection import OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection

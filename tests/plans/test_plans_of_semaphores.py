@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.model import NS_PER_S, SEMAPHORES, TableId, Wanted
+from engine.model import NS_PER_S, TableId, Wanted
+from engine.queue_table import SEMAPHORES
 from tests.plans.test_plans import SLACK, Bench, Measured, Meter, measured_store
 from tests.plans.test_plans_of_groups import FILL
 from tests.support.servers import ServerPool

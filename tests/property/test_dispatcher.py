@@ -40,19 +40,8 @@ from engine.dispatch.picking import Picking
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.subscribers import Subscriber
-from engine.model import (
-    ANYTHING,
-    NS_PER_S,
-    Claimed,
-    Entry,
-    FetchResult,
-    Key,
-    OnDisconnect,
-    Policy,
-    Portion,
-    Selection,
-    Share,
-)
+from engine.model import ANYTHING, NS_PER_S, Claimed, Entry, FetchResult, Key, Portion, Selection, Share
+from engine.queue_table import OnDisconnect, Policy
 from engine.store.memory import Row
 from tests.support.hunting import assert_objects
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage

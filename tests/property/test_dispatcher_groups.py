@@ -23,16 +23,8 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.turns import Turns
-from engine.model import (
-    NS_PER_S,
-    Arrivals,
-    Group,
-    GroupScanResult,
-    Key,
-    OnDisconnect,
-    Policy,
-    ScanResult,
-)
+from engine.model import NS_PER_S, Arrivals, Group, GroupScanResult, Key, ScanResult
+from engine.queue_table import OnDisconnect, Policy
 from tests.property.test_dispatcher import Play
 from tests.support.hunting import assert_objects
 from tests.support.play import DEAD_LETTERS, POLICY, Stage, queue_table

@@ -23,7 +23,8 @@ from engine.dispatch.fetches import FetchesUnderWay
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.verification import NOTHING_BEFORE
-from engine.model import NS_PER_S, Delivery, Entry, Key, Policy, RowFormat
+from engine.model import NS_PER_S, Delivery, Entry, Key, RowFormat
+from engine.queue_table import Policy
 from engine.store.memory import Row
 from tests.property.test_dispatcher import KEYS, PICK, Play
 from tests.support.hunting import assert_objects

@@ -21,7 +21,8 @@ from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim, Release
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease
-from engine.model import NS_PER_S, Claimed, FetchResult, Group, Key, LimitsLeft, Policy, Share, TableId
+from engine.model import NS_PER_S, Claimed, FetchResult, Group, Key, LimitsLeft, Share, TableId
+from engine.queue_table import Policy
 from engine.store.claim_order import GroupOrder
 from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step
 from engine.store.memory import MemoryClaim, MemoryStore, Row

@@ -34,22 +34,8 @@ from engine.dispatch.effects import (
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
-from engine.model import (
-    NS_PER_S,
-    BatchColumn,
-    Group,
-    GroupColumn,
-    IdKind,
-    Key,
-    OnDisconnect,
-    Policy,
-    QueueTable,
-    RowFormat,
-    Selection,
-    Share,
-    TableId,
-    Wanted,
-)
+from engine.model import NS_PER_S, Group, Key, RowFormat, Selection, Share, TableId, Wanted
+from engine.queue_table import BatchColumn, GroupColumn, IdKind, OnDisconnect, Policy, QueueTable
 from engine.store.memory import MemoryStore, Row
 
 TABLE = TableId("test", "messages")

@@ -17,21 +17,9 @@ from typing import Any, Protocol, TypeVar
 from pymysql.connections import Connection
 
 from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE
-from engine.model import (
-    GROUP_RATES,
-    NS_PER_S,
-    RATES,
-    SEMAPHORES,
-    BatchColumn,
-    GroupColumn,
-    IdKind,
-    Key,
-    Policy,
-    QueueTable,
-    Selection,
-    TableId,
-)
+from engine.model import NS_PER_S, Key, Selection, TableId
 from engine.packets import HEADER
+from engine.queue_table import GROUP_RATES, RATES, SEMAPHORES, BatchColumn, GroupColumn, IdKind, Policy, QueueTable
 from engine.store.connection import COM_RESET_CONNECTION, OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection
 from engine.store.memory import MemoryStore, Row
 from engine.store.mysql import MySQLStore

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.keys import EXACT_DIGITS, all_certain, certain, key_of, keys_of
-from engine.model import IdKind
+from engine.queue_table import IdKind
 
 ODD = [b"1_000", b" 1", b"1 ", b"+1", b"01", b"1.0", b"1e3", b"0x1", b"", b"NaN", b"Infinity", "٣".encode(), b"\xff"]
 

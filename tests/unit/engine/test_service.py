@@ -11,7 +11,8 @@ import pytest
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Cause
 from engine.dispatch.instant import Instant
-from engine.model import BrokenTable, Entry, Group, Key, QueueTable, TableId
+from engine.model import Entry, Group, Key, TableId
+from engine.queue_table import BrokenTable, QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row

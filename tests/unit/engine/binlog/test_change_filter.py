@@ -13,7 +13,8 @@ from engine.binlog.changes import Change, Layout, RowChange
 from engine.binlog.reader import Followed
 from engine.binlog.row_image import ColumnType, Field
 from engine.binlog.scope import ChangeFilter, Scope, change_filter, filter_for_all, scope_for_all
-from engine.model import Delivery, Entry, IdKind, QueueTable, TableId, end_with_slot
+from engine.model import Delivery, Entry, TableId, end_with_slot
+from engine.queue_table import IdKind, QueueTable
 from tests.support.play import queue_table
 
 NAMES = ("id", "priority", "epoch", "time_next", "time_acked", "until")

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
-from engine.model import BrokenTable, GroupColumn, IdKind, QueueTable, TableId
+from engine.model import TableId
+from engine.queue_table import BrokenTable, GroupColumn, IdKind, QueueTable
 from tests.support.stores import COMMENT
 
 

@@ -18,7 +18,8 @@ from engine.catalog.directives import (
     text_problem,
     with_source,
 )
-from engine.model import NS_PER_S, OnDisconnect, Policy, TableId
+from engine.model import NS_PER_S, TableId
+from engine.queue_table import OnDisconnect, Policy
 
 S = NS_PER_S
 REQUIRED = {

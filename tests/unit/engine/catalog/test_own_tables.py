@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.catalog.own_tables import OWN_TABLES, PREFIX, RATES_TABLE, OwnTable, version_of
-from engine.model import Policy
+from engine.queue_table import Policy
 
 LATER = OwnTable("ackstream_rates", "rates", lambda _: True, "create_rates", ("rates_to_2", "rates_to_3"))
 

@@ -9,7 +9,8 @@ import pytest
 from engine.dispatch.abandoned import SEARCHES
 from engine.dispatch.effects import Claim, FindAbandoned
 from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S, OnDisconnect, Policy
+from engine.model import NS_PER_S
+from engine.queue_table import OnDisconnect, Policy
 from engine.store.memory import MemoryStore
 from tests.support.play import POLICY, Stage
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.dispatch.redelivery import WAIT_MAX_NS, wait_ns
-from engine.model import NS_PER_S, Policy
+from engine.model import NS_PER_S
+from engine.queue_table import Policy
 
 S = NS_PER_S
 POLICY = Policy(

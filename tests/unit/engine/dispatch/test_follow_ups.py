@@ -10,7 +10,8 @@ from engine.dispatch.effects import CheckBatches
 from engine.dispatch.follow_ups import FollowUps
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S, BatchCheck, BatchesChecked, Key, Policy, TableId
+from engine.model import NS_PER_S, BatchCheck, BatchesChecked, Key, TableId
+from engine.queue_table import Policy
 from tests.support.play import POLICY
 
 WAITING = replace(POLICY, after_batch="after_batch")

@@ -12,7 +12,8 @@ from engine.dispatch.effects import Cause, Claim
 from engine.dispatch.group_rates import GroupRates
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S, Group, Policy
+from engine.model import NS_PER_S, Group
+from engine.queue_table import Policy
 from tests.support.play import POLICY, Stage, received, run_for
 
 S = NS_PER_S

@@ -10,7 +10,8 @@ import pytest
 
 from engine.dispatch.effects import Cause, Claim, Lock, Release, Scan
 from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S, Entry, OnDisconnect
+from engine.model import NS_PER_S, Entry
+from engine.queue_table import OnDisconnect
 from tests.support.play import DEAD_LETTERS, EVEN, POLICY, Asked, Stage
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from engine.dispatch.effects import Claim, Scan
 from engine.dispatch.limits import Limits
-from engine.model import Entry, Group, Key, Policy
+from engine.model import Entry, Group, Key
+from engine.queue_table import Policy
 from tests.support.play import POLICY, Asked, Stage
 
 BACKLOG = 1_000

@@ -10,7 +10,8 @@ import pytest
 
 from engine.dispatch.effects import Claim, Scan, ScanGroups
 from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S, Group, Key, Policy
+from engine.model import NS_PER_S, Group, Key
+from engine.queue_table import Policy
 from tests.support.play import POLICY, TABLE, Stage, queue_table
 
 S = NS_PER_S

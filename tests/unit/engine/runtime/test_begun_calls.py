@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from engine.model import ClaimResult, QueueTable, Wanted
+from engine.model import ClaimResult, Wanted
+from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings, StoreExecutor
 from engine.store.memory import MemoryStore
 from engine.store.port import StoreError, Timed

@@ -14,7 +14,7 @@ import pytest
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Cause, Lock
 from engine.dispatch.instant import Instant
-from engine.model import QueueTable
+from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.runtime.table_runner import CLAIMS_IN_ONE_TURN, LockAnswer
 from engine.service import Engine

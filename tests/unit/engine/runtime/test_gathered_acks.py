@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from engine.model import Key, QueueTable
+from engine.model import Key
+from engine.queue_table import QueueTable
 from engine.runtime import gathered_acks
 from engine.runtime.executor import EngineSettings, StoreExecutor
 from engine.runtime.gathered_acks import AckResult, GatheredAcks, Reports

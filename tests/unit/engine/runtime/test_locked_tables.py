@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.model import QueueTable, TableId
+from engine.model import TableId
+from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings, StoreExecutor
 from engine.runtime.locked_tables import LockedTables
 from engine.store.memory import MemoryStore

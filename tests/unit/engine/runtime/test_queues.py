@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from engine.model import BrokenTable, QueueTable, TableId
+from engine.model import TableId
+from engine.queue_table import BrokenTable, QueueTable
 from engine.runtime.executor import EngineSettings, StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites
 from engine.runtime.queues import TEXTS_MAX, Listener, Queues, UnusableQueue

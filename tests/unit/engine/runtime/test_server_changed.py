@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.model import QueueTable, Return
+from engine.model import Return
+from engine.queue_table import QueueTable
 from engine.service import Engine, StreamHandle
 from engine.store.memory import MemoryStore
 from engine.store.port import StoreError, Timed

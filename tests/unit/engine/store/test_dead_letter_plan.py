@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
-from engine.model import BrokenTable, QueueTable, TableId
+from engine.model import TableId
+from engine.queue_table import BrokenTable, QueueTable
 from engine.store.dead_letter_plan import CHAIN_MAX, NAMES_MAX, Chain, closed_to, columns_to_move, obstacles
 from tests.support.stores import COMMENT
 

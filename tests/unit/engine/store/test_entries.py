@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.model import Entry, Group, GroupColumn, IdKind, Key
+from engine.model import Entry, Group, Key
 from engine.packets import NULL_MARK
+from engine.queue_table import GroupColumn, IdKind
 from engine.store.connection import Result
 from engine.store.queries import TableStatements
 from engine.store.scan import entries_of

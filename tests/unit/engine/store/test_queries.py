@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model import IdKind, Key, TableId
+from engine.model import Key, TableId
+from engine.queue_table import IdKind
 from engine.quoting import qualified, quoted, text_literal
 from engine.store import queries
 from engine.store.queries import FORMS, TableStatements, Text, parse, statement, statements_of, templates

@@ -16,7 +16,8 @@ from engine.dispatch.dispatcher import Dispatcher
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
-from engine.model import NS_PER_S, QueueTable, TableId
+from engine.model import NS_PER_S, TableId
+from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row

@@ -13,7 +13,7 @@ import pytest
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease
 from engine.dispatch.measures import Measures
-from engine.model import QueueTable
+from engine.queue_table import QueueTable
 from engine.service import Engine
 from engine.store.port import StoreError
 from proxy import logs

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, cast
 
 from engine.dispatch.effects import Cause, Lock
-from engine.model import Key, QueueTable, TableId
+from engine.model import Key, TableId
 from engine.packets import frame
+from engine.queue_table import QueueTable
 from engine.service import Engine
 from proxy.settings import Settings
 from proxy.statements.statements import Statements

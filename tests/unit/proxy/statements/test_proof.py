@@ -12,8 +12,9 @@ from typing import Any, cast
 import pytest
 
 from engine.dispatch.effects import Cause
-from engine.model import QueueTable, TableId
+from engine.model import TableId
 from engine.packets import EOF, frame
+from engine.queue_table import QueueTable
 from engine.service import Engine
 from proxy.session.stream import INTERRUPTED
 from proxy.settings import Settings
