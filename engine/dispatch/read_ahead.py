@@ -124,11 +124,14 @@ class ReadAhead:
         if missed:
             # Those that are being claimed, too: the claim may miss them again.
             self._missed = {entry.key: missed[entry.key] for entry in result.entries if entry.key in missed}
-        if unread is not None:
-            self._missed |= {key: attempt for key, attempt in missed.items() if unread(key)}
-        if reach is not None:
-            recent_ns = now.mono_ns - RETRY_MAX_NS
-            self._missed |= {key: attempt for key, attempt in missed.items() if attempt.retry_ns > recent_ns}
+        if missed and (unread is not None or reach is not None):
+            recent_ns = now.mono_ns - RETRY_MAX_NS  # Others may have taken the older ones, and nothing reports that.
+            self._missed |= {
+                key: attempt
+                for key, attempt in missed.items()
+                if (attempt.retry_ns > recent_ns or key in self._retrying)
+                and (reach is not None or unread is None or unread(key))
+            }
         self._retrying &= self._missed.keys()
         if unread is not None or reach is not None:
             before = (*self._ready.values(), *self._later.values())

@@ -81,6 +81,29 @@ def test_a_missed_row_waits_longer_each_time_and_at_most_a_second() -> None:
     assert pauses[-1] == RETRY_MAX_NS
 
 
+def read_others(made: ReadAhead, now_ns: int) -> None:
+    """A scan comes back that reads no message of the buffer."""
+    made.replace_with(ScanResult((), more=False, horizon_ns=None), at(now_ns), (), lambda _: True)
+
+
+def test_the_misses_of_messages_that_scans_do_not_read_are_forgotten_a_second_after_their_pause() -> None:
+    made = window(*map(entry, range(1, 9)))
+    retry_ns = made.add_missed(made.take(8), at(100))
+    read_others(made, retry_ns + RETRY_MAX_NS - 1)
+    assert made.missed_count == 8
+    read_others(made, retry_ns + RETRY_MAX_NS)
+    assert made.missed_count == 0
+
+
+def test_the_misses_of_messages_that_are_being_claimed_again_are_not_forgotten() -> None:
+    made = window(entry(1))
+    retry_ns = made.add_missed(made.take(1), at(100), keep=True)
+    made.promote_due(at(retry_ns))
+    assert keys(made.take(1)) == [1]
+    read_others(made, retry_ns + 2 * RETRY_MAX_NS)
+    assert made.add_missed([entry(1)], at(0)) == 2 * RETRY_MIN_NS
+
+
 def locked_window(tried: int, took_ns: int) -> ReadAhead:
     """Eight rows, of which the first six are locked: claims of so many have missed them."""
     made = window(*map(entry, range(1, 9)))
