@@ -297,12 +297,15 @@ class Harness:
                 self._over.wait(1)
 
     def _watch(self, over: threading.Event) -> None:
-        """Memory of the proxies, and what their logs report."""
         while not over.wait(1.0):
-            for number, proxy in enumerate(self.proxies):
-                with contextlib.suppress(OSError, ValueError):
-                    pages = int(Path(f"/proc/{proxy.pid}/statm").read_text().split()[1])
-                    self.history.write("sample", what="memory", proxy=number, bytes=pages * os.sysconf("SC_PAGESIZE"))
+            self._sample_memory()
+
+    def _sample_memory(self) -> None:
+        """Memory of the proxies."""
+        for number, proxy in enumerate(self.proxies):
+            with contextlib.suppress(OSError, ValueError):
+                pages = int(Path(f"/proc/{proxy.pid}/statm").read_text().split()[1])
+                self.history.write("sample", what="memory", proxy=number, bytes=pages * os.sysconf("SC_PAGESIZE"))
 
     def heal(self) -> None:
         """All faults are over: everything works again, producers stop, consumers acknowledge all that they get."""
@@ -346,6 +349,7 @@ class Harness:
             if time.monotonic() - since >= IDLE_S:
                 self._write_what_is_in_flight()
                 return
+            self._sample_memory()
             try:
                 waiting = self._sample()
             except pymysql.MySQLError as failure:
