@@ -170,6 +170,18 @@ static void *bounded(void *argument) {
     return NULL;
 }
 
+/* Sets the counter to the first message that is not finished. */
+static void find_first(void) {
+    MYSQL *db = connected();
+    run(db, "SELECT MIN(id) FROM queue WHERE time_acked IS NULL");
+    MYSQL_RES *result = mysql_store_result(db);
+    const char *first = mysql_fetch_row(result)[0];
+    if (first)
+        __atomic_store_n(&next_id, atol(first), __ATOMIC_SEQ_CST);
+    mysql_free_result(result);
+    mysql_close(db);
+}
+
 /* Takes and finishes batches, each in one transaction. Without a statement, the next ids are taken. */
 static void work_in_transactions(Consumer *mine, const char *select, const char *head) {
     run(mine->db, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
@@ -177,11 +189,14 @@ static void work_in_transactions(Consumer *mine, const char *select, const char 
     while (__atomic_load_n(&finished, __ATOMIC_SEQ_CST) < wanted) {
         if (!select)
             write_in_turn("SELECT id, payload FROM queue", batch, " FOR UPDATE SKIP LOCKED");
-        if (take(mine, select ? select : statement))
+        int took = take(mine, select ? select : statement);
+        if (took)
             finish(mine, mine->db, head);
         else
             usleep(PAUSE_US);
         run(mine->db, "COMMIT");
+        if (!select && !took) /* Others finish the last messages, or one was locked a moment ago. */
+            find_first();
     }
 }
 
@@ -217,16 +232,6 @@ static void *claimed(void *argument) {
         }
     }
     return NULL;
-}
-
-/* Sets the counter to the first of the messages that were inserted last. */
-static void find_first(void) {
-    MYSQL *db = connected();
-    run(db, "SELECT MIN(id) FROM queue WHERE time_acked IS NULL");
-    MYSQL_RES *result = mysql_store_result(db);
-    next_id = atol(mysql_fetch_row(result)[0]);
-    mysql_free_result(result);
-    mysql_close(db);
 }
 
 /* Waits until all is finished. Near the end the streams have fewer messages than an ACK takes. */
