@@ -34,6 +34,9 @@ RETRY_MAX_NS = 1_000_000_000
 """A missed row is tried again after 10 ms, then after twice as long each time, up to a second: by
 then the lock's owner has committed, or is slow."""
 
+MISSED_MIN = 64
+"""So many misses are remembered, however old they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
@@ -57,6 +60,8 @@ class ReadAhead:
         self._retry_heap: list[tuple[int, Key, int]] = []
         """Due entries that were missed, ordered by the time of the next attempt (monotonic)."""
         self._missed: dict[Key, _Missed] = {}
+        self._missed_most = MISSED_MIN
+        """With more of them, those that are not tried again are forgotten."""
         self._retrying: set[Key] = set()
         """Entries that were missed and taken again since: they are being claimed."""
         self._retries_most = 1
@@ -297,7 +302,21 @@ class ReadAhead:
             retry_ns = min(retry_ns, now.mono_ns + pause_ns)
             if keep:
                 self._add(entry, now)
+        if len(self._missed) > self._missed_most:
+            self._forget_old_misses(now)
         return retry_ns
+
+    def _forget_old_misses(self, now: Instant) -> None:
+        """Forget the misses of messages that are not tried again: others have taken them, and no scan comes
+        that shows it, as in a group without streams."""
+        recent_ns = now.mono_ns - RETRY_MAX_NS
+        tried_again = (self._later, self._ready, self._retrying)
+        self._missed = {
+            key: missed
+            for key, missed in self._missed.items()
+            if missed.retry_ns > recent_ns or any(key in waiting for waiting in tried_again)
+        }
+        self._missed_most = 2 * len(self._missed) + MISSED_MIN
 
     def claim_answered(self, now: Instant, tried: int, missed: int, took_ns: int) -> None:
         """A claim tried so many entries of the buffer, missed some of them, and took so long."""
@@ -352,12 +371,11 @@ class ReadAhead:
             heapq.heappush(self._retry_heap, (missed.retry_ns, entry.key, entry.epoch))
         else:
             self._ready[entry.key] = entry
-            if self.order is None:
-                self._by_time.push(entry)
-            elif self.order.size > 2 * len(self._ready) + 64:
+            order = self._by_time if self.order is None else self.order
+            if order.size > 2 * len(self._ready) + 64:  # Most of it is outdated.
                 self._order_ready()
             else:
-                self.order.push(entry)
+                order.push(entry)
 
     def _order_ready(self) -> None:
         """Order the ready entries anew."""

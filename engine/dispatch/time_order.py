@@ -37,6 +37,11 @@ class TimeOrder:
         self._shown = deque(sorted(entries, key=attrgetter("priority", "due_ns", "key")))
         self._added = []
 
+    @property
+    def size(self) -> int:
+        """How many entries there are, those that have left the buffer included."""
+        return len(self._shown) + len(self._added)
+
     def push(self, entry: Entry) -> None:
         """Add an entry."""
         heapq.heappush(self._added, (*place_of(entry), entry.epoch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.dispatch.instant import Instant
-from engine.dispatch.read_ahead import RETRY_MAX_NS, RETRY_MIN_NS, ReadAhead
+from engine.dispatch.read_ahead import MISSED_MIN, RETRY_MAX_NS, RETRY_MIN_NS, ReadAhead
 from engine.model import Entry, ScanResult
 
 
@@ -102,6 +102,23 @@ def test_the_misses_of_messages_that_are_being_claimed_again_are_not_forgotten()
     assert keys(made.take(1)) == [1]
     read_others(made, retry_ns + 2 * RETRY_MAX_NS)
     assert made.add_missed([entry(1)], at(0)) == 2 * RETRY_MIN_NS
+
+
+def test_the_misses_of_a_buffer_for_which_nothing_scans_are_bounded() -> None:
+    made = window(entry(0))
+    made.add_missed(made.take(1), at(0), keep=True)
+    for key in range(1, 10_000):
+        made.add_missed([entry(key)], at(key * RETRY_MAX_NS))
+        assert made.missed_count < 4 * MISSED_MIN
+    assert made.was_missed(0), "it waits for its next attempt"
+
+
+def test_an_entry_that_is_put_back_again_and_again_costs_no_memory() -> None:
+    made = window(entry(1), entry(2))
+    for _ in range(1_000):
+        made.put(entry(2), at(100))
+    assert made._by_time.size < 100
+    assert keys(made.take(9)) == [1, 2]
 
 
 def locked_window(tried: int, took_ns: int) -> ReadAhead:
