@@ -23,6 +23,9 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.time_order import Place, place_of
 from engine.model import Entry, Key, Portion, ScanResult, Share
 
+OUTDATED_MIN = 64
+"""With fewer outdated entries, the heap is not made anew."""
+
 
 class _Waiting(NamedTuple):
     """A due message of another share: its epoch, when this proxy may take it at the earliest, and
@@ -131,6 +134,7 @@ class OtherShares:
             self._due_ns = min(entry.due_ns, self._due_ns or entry.due_ns)
         elif len(self._waiting) < self._limits.window_max:
             self._wait(entry, now, logged=logged)
+            self._drop_outdated()
         else:
             self.scan_at(now.mono_ns + self.grace_ns)
 
@@ -226,6 +230,7 @@ class OtherShares:
             if (waiting := self._waiting.get(entry.key)) is not None:
                 self._set(entry.key, waiting._replace(free_ns=now.mono_ns + self.grace_ns))
         hidden = [] if result.more else [key for key in absent if before[key].logged]
+        self._drop_outdated()
         self._plan(result, now)
         if result.more and len(free) < room and (len(overdue) > progress or not busy):
             self.limit = min(2 * self.limit, most)
@@ -256,3 +261,9 @@ class OtherShares:
     def _set(self, key: Key, waiting: _Waiting) -> None:
         self._waiting[key] = waiting
         heapq.heappush(self._free_heap, (waiting.free_ns, key))
+
+    def _drop_outdated(self) -> None:
+        """Make the heap anew if most of it is outdated: a message that no scan reaches stays at its front."""
+        if len(self._free_heap) > 2 * len(self._waiting) + OUTDATED_MIN:
+            self._free_heap = [(waiting.free_ns, key) for key, waiting in self._waiting.items()]
+            heapq.heapify(self._free_heap)
