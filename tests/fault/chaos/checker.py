@@ -49,7 +49,8 @@ VISIBLE_US = S
 """The order holds among messages committed a tenth of a second before a claim; a busy machine is given more."""
 HELD_US = 15 * S
 """No lease is longer."""
-MEMORY_MAX = 500 << 20
+MEMORY_MAX = 250 << 20
+"""A proxy has 130 MB after a quarter of an hour."""
 BUCKET_BITS = 16
 BUFFERED = 200
 NEVER = 1 << 62
