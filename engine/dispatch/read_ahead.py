@@ -37,6 +37,9 @@ then the lock's owner has committed, or is slow."""
 MISSED_MIN = 64
 """So many misses are remembered, however old they are."""
 
+OUTDATED_MIN = 64
+"""With fewer outdated entries, a heap is not made anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
@@ -366,16 +369,30 @@ class ReadAhead:
         if entry.due_ns > now.server_ns:
             self._later[entry.key] = entry
             heapq.heappush(self._due_heap, (entry.due_ns, entry.key, entry.epoch))
+            self._drop_outdated()
         elif missed is not None and (missed.retry_ns > now.mono_ns or not retries):
             self._later[entry.key] = entry
             heapq.heappush(self._retry_heap, (missed.retry_ns, entry.key, entry.epoch))
+            self._drop_outdated()
         else:
             self._ready[entry.key] = entry
             order = self._by_time if self.order is None else self.order
-            if order.size > 2 * len(self._ready) + 64:  # Most of it is outdated.
+            if order.size > 2 * len(self._ready) + OUTDATED_MIN:
                 self._order_ready()
             else:
                 order.push(entry)
+
+    def _drop_outdated(self) -> None:
+        """Make the heaps of later entries anew if most of them is outdated: scans that go on where the last one
+        ended show the same entries again and again."""
+        if len(self._due_heap) + len(self._retry_heap) > 2 * len(self._later) + OUTDATED_MIN:
+            entries = self._later.values()
+            self._due_heap = [(e.due_ns, e.key, e.epoch) for e in entries if e.key not in self._missed]
+            self._retry_heap = [
+                (self._missed[e.key].retry_ns, e.key, e.epoch) for e in entries if e.key in self._missed
+            ]
+            heapq.heapify(self._due_heap)
+            heapq.heapify(self._retry_heap)
 
     def _order_ready(self) -> None:
         """Order the ready entries anew."""

@@ -461,7 +461,7 @@ class ScanScheduler:
             for entry in known:
                 if entry.key not in unwanted:
                     scans.buffer.put(entry, now)
-        elif len(scans.buffer) <= 2 * scans.limit:
+        elif len(scans.buffer) - scans.buffer.missed_count <= 2 * scans.limit:  # Nobody knows whether those are there.
             scans.buffer.extend_with(result, now, unwanted)
         else:
             return  # No room: the next scan finds these messages again.
