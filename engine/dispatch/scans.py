@@ -461,7 +461,7 @@ class ScanScheduler:
             for entry in known:
                 if entry.key not in unwanted:
                     scans.buffer.put(entry, now)
-        elif len(scans.buffer) - scans.buffer.missed_count <= 2 * scans.limit:  # Nobody knows whether those are there.
+        elif len(scans.buffer) - scans.buffer.missed_count <= 2 * scans.limit:  # Others may have taken the missed ones.
             scans.buffer.extend_with(result, now, unwanted)
         else:
             return  # No room: the next scan finds these messages again.
@@ -473,6 +473,8 @@ class ScanScheduler:
         scans = group.scans
         before = scans.limit
         scans.adapt_limit(self._limits.scan_min, self._most)
+        if scans.position is not None and scans.buffer.missed_count > self._limits.window_max:
+            scans.position.reset_to_front()  # A full scan shows which of them are there.
         at_front = scans.position is None and not self._finds_groups(group)
         scans.widens = at_front and scans.buffer.more and scans.limit > before
 

@@ -80,7 +80,7 @@ class StoreEffects:
         on_over: Callable[[Collection[Key] | None], None],
         on_released: Callable[[Collection[Key]], None],
     ) -> None:
-        """The callbacks are as for the TableRunner."""
+        """The callbacks are those of `TableRunner`."""
         self._executor = executor
         self._measures = measures
         self._on_distrust = on_distrust

@@ -63,6 +63,12 @@ class Traffic:
         return sum(remembered(stage.dispatcher) for stage in self._stages)
 
     @property
+    def missed(self) -> int:
+        """How many misses are remembered for one group of streams, at most."""
+        groups = [group for stage in self._stages for group in stage.dispatcher.parts.groups]
+        return max(group.scans.buffer.missed_count for group in groups if len(group.subscribers))
+
+    @property
     def left(self) -> int:
         """How many messages are not acknowledged."""
         return len(self._store.rows[TABLE])
@@ -99,10 +105,10 @@ class Traffic:
             del self._store.rows[TABLE][key]
 
 
-def proxies(count: int, begin: Callable[[Stage, int], None], **policies: int) -> Traffic:
+def proxies(count: int, begin: Callable[[Stage, int], None], limits: Limits | None = None, **policies: int) -> Traffic:
     store = MemoryStore(now_ns=Stage().now_ns)
     policy = replace(POLICY, cache_size=1_000, batch_size=100, **policies)  # type: ignore[arg-type]
-    stages = [Stage(policy=policy, store=store, limits=Limits(), fetch_budget=10**6) for _ in range(count)]
+    stages = [Stage(policy=policy, store=store, limits=limits or Limits(), fetch_budget=10**6) for _ in range(count)]
     for number, stage in enumerate(stages):
         if count > 1:
             stage.set_share(Share(number, count))
@@ -123,6 +129,15 @@ def test_what_others_have_taken_keeps_no_stream_with_a_condition_from_reading_on
     for _ in range(40):
         traffic.round()
     assert traffic.left <= (LOCKED_ROUNDS + 2) * MESSAGES
+
+
+def test_what_others_have_taken_is_bounded_however_rare_the_polls_are() -> None:
+    traffic = proxies(3, with_a_condition, Limits(window_max=100))
+    most = 0
+    for _ in range(40):
+        traffic.round()
+        most = max(most, traffic.missed)
+    assert 100 < most <= 200
 
 
 @pytest.mark.parametrize("count", [1, 3])
