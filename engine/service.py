@@ -120,8 +120,6 @@ class Engine:
         """The slots of the other proxies, when they could be read last."""
         self.slots: frozenset[int] = frozenset()
         """The slots that this proxy has or had on the server: leases may carry them."""
-        self.undivided: set[TableId] = set()
-        """The queues that have or had a stream with a condition. Proxies try the same messages of them."""
         self._streamed_until_s: dict[TableId, float] = {}
         """Until when queues without streams still count as streamed."""
         self._followed_until_s: dict[TableId, float] = {}
@@ -133,7 +131,7 @@ class Engine:
         self._draining = False
         self._tracer: Tracer | None = None
         self.on_queues: Callable[[], None] = lambda: None
-        """Called when the result of `followed_queues`, `slots` or `undivided` may have changed."""
+        """Called when the result of `followed_queues` or `slots` may have changed."""
 
     @property
     def counters(self) -> Counters:
@@ -225,11 +223,8 @@ class Engine:
         )
         if queue.id not in self._streamed_until_s:
             self._roster.queue_streamed()
-        conditional = selection != ANYTHING and queue.id not in self.undivided
-        if conditional:
-            self.undivided.add(queue.id)
         runner.subscribe(spec, sink, locker)
-        if conditional or queue.id not in self._followed_until_s:
+        if queue.id not in self._followed_until_s:
             self.on_queues()
         return StreamHandle(runner, subscriber, holder)
 
@@ -536,7 +531,6 @@ class Engine:
     def _queue_lost(self, table: TableId, text: str) -> None:
         runner = self._runners.pop(table)
         self._gathered.pop(table, None)
-        self.undivided.discard(table)
         self._follow_ups.queue_lost(table)
         self._sharing.queue_lost(table)
         self._semaphores_freed(table, None)

@@ -68,19 +68,16 @@ class ChangeFilter:
         return slot != 0 and slot not in self.slots and lease == before[DUE_AT]
 
 
-def change_filter(
-    queue: QueueTable, slots: frozenset[int], own_slot: int = 0, *, divided: bool = True
-) -> ChangeFilter | None:
+def change_filter(queue: QueueTable, slots: frozenset[int], own_slot: int = 0) -> ChangeFilter | None:
     """The filter for a queue and a proxy that has or had `slots` on the server, and has `own_slot` now (0:
-    none). None if every change matters. `divided`: whether proxies divide its messages among themselves.
+    none). None if every change matters.
 
     Limits, groups, semaphores and batches depend on what is in flight, wherever it is acknowledged. Proxies
-    that do not divide the messages read ahead the same ones; so do streams with a condition, which the
-    caller knows of.
+    that do not divide the messages among themselves read ahead the same ones.
     """
     if not slots or not queue.stands_alone:
         return None
-    column = queue.lease_column if divided and queue.is_shareable else None
+    column = queue.lease_column if queue.is_shareable else None
     return ChangeFilter(column, slots, own_slot) if column is not None or own_slot else None
 
 

@@ -93,7 +93,7 @@ class EngineChanges:
         engine = self._engine
         return {
             queue.id: Scope(
-                change_filter(queue, engine.slots, engine.slot, divided=queue.id not in engine.undivided),
+                change_filter(queue, engine.slots, engine.slot),
                 tuple(column.name for column in queue.group_columns),
             )
             for queue in engine.followed_queues()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from engine.dispatch.contention import Contention
 from engine.dispatch.group_scans import GroupScans
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
@@ -166,13 +167,16 @@ class FilterGroups:
         if group is None:
             if len(self._by_selection) > self._most:
                 self._forget_one()
-            position = None if selection.condition is None else ScanPosition()
-            buffer = ReadAhead(order_of(self.turns))
-            by_group = GroupScans(self._limits)
-            state = ScanState(self._limits.scan_min, position, OtherShares(self._limits), by_group, buffer)
-            group = FilterGroup(selection, Subscribers(self._batch_of(locks=locks)), state, locks)
+            scans = self._scans_with(ReadAhead(order_of(self.turns)), by_position=selection.condition is not None)
+            group = FilterGroup(selection, Subscribers(self._batch_of(locks=locks)), scans, locks)
         self._by_selection[selection, locks] = group
         return group
+
+    def _scans_with(self, buffer: ReadAhead, *, by_position: bool) -> ScanState:
+        limits = self._limits
+        own, others = (ScanPosition(), ScanPosition()) if by_position else (None, None)
+        shares, contention, by_group = OtherShares(limits, others), Contention(limits), GroupScans(limits)
+        return ScanState(limits.scan_min, own, shares, contention, by_group, buffer)
 
     def _batch_of(self, *, locks: bool) -> int:
         return max(self._batch_size, self._limits.lock_max) if locks else self._batch_size

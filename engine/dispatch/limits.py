@@ -93,6 +93,9 @@ class Limits:
     in_vain_max: int = 16
     """Misses of claims, above half of what claims take, after which a proxy with a share reads its keys
     again: the others have taken many of them, because it was slow or stood still."""
+    contention_bound: int = 64
+    """Evidence after which a condition's streams use shares, or use none any more: 16 misses in a row, or
+    64 messages that waited for a proxy that did not take them."""
     others_scan_min: int = 16
     """Messages read by a scan of the other shares at first. Usually their proxies have taken them
     before the next one."""

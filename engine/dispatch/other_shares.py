@@ -6,37 +6,35 @@ to its own proxy for a *grace*. If a scan of the other shares shows it again aft
 has no demand, is slower, or is gone, and this proxy takes it. The proxy that comes next in the order
 of numbers waits for one grace, the one after it for two, and so on: they do not all try at once.
 
+For a group with a condition, the scans of the other shares have a scan position, as those of its own
+share have. It stays before all messages that are left to their proxies.
+
 Shares are a hint for efficiency. They may be wrong on any proxy, for ever: each due message is shown
 by the scan of the own share or by that of the others, and any proxy may claim it.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.dispatch.doubt import Doubt
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.dispatch.time_order import Place, place_of
-from engine.model import Entry, Key, Portion, ScanResult, Share
-
-OUTDATED_MIN = 64
-"""With fewer outdated entries, the heap is not made anew."""
+from engine.dispatch.scan_position import ScanPosition
+from engine.dispatch.time_order import place_of
+from engine.dispatch.timed_keys import TimedKeys
+from engine.model import Entry, Key, Portion, Range, ScanResult, Share
 
 
 class _Waiting(NamedTuple):
-    """A due message of another share: its epoch, when this proxy may take it at the earliest, and
-    when at the latest (monotonic)."""
+    """A due message of another share, and when this proxy takes it at the latest (monotonic)."""
 
-    epoch: int
-    free_ns: int
+    entry: Entry
     overdue_ns: int
     logged: bool
     """Whether the binary log has shown it, and no scan yet."""
-    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +45,18 @@ class OtherAnswer:
     """The messages that this proxy takes, in the order of delivery."""
     hidden: list[Key]
     """Messages that the binary log has shown, and not the scan: they may not be visible yet."""
+    taken_elsewhere: int
+    """How many of those that were left to their proxies are not due any more."""
 
 
 class OtherShares:
     """The due messages of other shares that are known, and when to scan for them. Times are
     monotonic."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, position: ScanPosition | None = None) -> None:
+        """`position`: that of its scans, for a group with a condition."""
         self._limits = limits
+        self.position = position
         self.share: Share | None = None
         """The own share; None: all messages are this proxy's."""
         self.running = False
@@ -62,13 +64,14 @@ class OtherShares:
         self.limit = limits.others_scan_min
         """How many due messages the next scan reads."""
         self._waiting: dict[Key, _Waiting] = {}
-        self._free_heap: list[tuple[int, Key]] = []
+        self._free = TimedKeys()
+        """When this proxy may take each of them at the earliest."""
         self._scan_ns: int | None = None
         """When to scan for messages that are not known."""
         self._due_ns: int | None = None
         """When the next of them comes due (server's clock, which may be set meanwhile)."""
         self._requested = False
-        self._begun_ns = 0
+        self._begun_ns = self._full_begun_ns = 0
         self._doubt = Doubt(limits)
         self._took_ns = 0
         """How long scans and claims took here lately."""
@@ -116,7 +119,9 @@ class OtherShares:
         """This proxy's share is another one from now on."""
         self.share = share
         self._waiting.clear()
-        self._free_heap.clear()
+        self._free.clear()
+        if self.position is not None:
+            self.position.reset_to_front()
         self.limit = self._limits.others_scan_min
         self._scan_ns = now.mono_ns + self.grace_ns
 
@@ -129,20 +134,22 @@ class OtherShares:
     def expect(self, entry: Entry, now: Instant, *, logged: bool = False) -> None:
         """This message is reported as due, or as due later. Scan for it a grace after that.
         `logged`: the binary log shows it, so it may not be visible yet."""
+        if self.position is not None:
+            self.position.lower(entry)
         if entry.due_ns > now.server_ns:
-            self._waiting.pop(entry.key, None)
+            self.forget((entry.key,))
             self._due_ns = min(entry.due_ns, self._due_ns or entry.due_ns)
         elif len(self._waiting) < self._limits.window_max:
             self._wait(entry, now, logged=logged)
-            self._drop_outdated()
         else:
             self.scan_at(now.mono_ns + self.grace_ns)
 
-    def forget(self, keys: Iterable[Key]) -> None:
+    def forget(self, keys: Collection[Key]) -> None:
         """These messages are over."""
         if self._waiting:
             for key in keys:
                 self._waiting.pop(key, None)
+            self._free.discard(keys)
 
     def scan_at(self, at_ns: int) -> None:
         """Scan at this time at the latest."""
@@ -162,26 +169,27 @@ class OtherShares:
         are ready."""
         if self.share is None or self.running:
             return None
-        while self._free_heap:
-            free_ns, key = self._free_heap[0]
-            waiting = self._waiting.get(key)
-            if waiting is not None and waiting.free_ns == free_ns:
-                break
-            heapq.heappop(self._free_heap)
         times = [self._begun_ns + poller_interval_ns]
         times += [self._scan_ns] if self._scan_ns is not None else []
-        times += [self._free_heap[0][0]] if self._free_heap else []
+        times += [free_ns] if (free_ns := self._free.next_ns) is not None else []
         times += [now.until(self._due_ns) + self.grace_ns] if self._due_ns is not None else []
         pause_ns = max(self.grace_ns, self._limits.share_check_ns if busy else 0)
         return max(min(times), self._begun_ns + pause_ns)
 
-    def start_scan(self, now: Instant) -> Portion:
-        """A scan starts. Returns what it reads."""
+    def start_scan(self, now: Instant, poller_interval_ns: int) -> tuple[Portion, Range | None]:
+        """A scan starts. Returns the messages and the part of the table that it reads (None: all of it)."""
         assert self.share is not None
         self.running = True
         self._begun_ns = now.mono_ns
         self._scan_ns = self._due_ns = None
-        return Portion(self.share, others=True)
+        portion = Portion(self.share, others=True)
+        if self.position is None:
+            return portion, None
+        if now.mono_ns >= self._full_begun_ns + poller_interval_ns:
+            self.position.reset_to_front()
+        if self.position.at_front:
+            self._full_begun_ns = now.mono_ns
+        return portion, Range(self.position.scan_from(now), now.server_ns + self._limits.ahead_ns)
 
     def scan_failed(self, now: Instant) -> None:
         """The scan under way failed."""
@@ -197,7 +205,7 @@ class OtherShares:
         self.running = False
         self.note_duration(now.mono_ns - self._begun_ns, now)
         if self.share is None:
-            return OtherAnswer([], [])
+            return OtherAnswer([], [], 0)
         shown = [entry for entry in result.entries if entry.due_ns <= now.server_ns]
         due = [entry for entry in shown if not is_known(entry)]
         before, self._waiting = self._waiting, {}
@@ -205,18 +213,20 @@ class OtherShares:
         reach = place_of(shown[-1]) if shown and result.more else None
         absent = []
         for key, known in before.items():
-            if reach is not None and known.place > reach and len(self._waiting) < self._limits.window_max:
+            behind = reach is not None and place_of(known.entry) > reach
+            if behind and len(self._waiting) < self._limits.window_max:
                 self._waiting[key] = known  # This scan read fewer messages than an earlier one.
             elif key not in found:
                 absent.append(key)
+        self._free.discard(absent)
         overdue: list[Entry] = []
         for entry in due:
             waiting = before.get(entry.key)
-            if waiting is None or waiting.epoch != entry.epoch:
+            if waiting is None or waiting.entry.epoch != entry.epoch:
                 self._wait(entry, now, logged=False)
                 continue
-            self._waiting[entry.key] = waiting._replace(logged=False)
-            if waiting.free_ns <= now.mono_ns:
+            self._waiting[entry.key] = waiting._replace(entry=entry, logged=False)
+            if self._free[entry.key] <= now.mono_ns:
                 overdue.append(entry)
         # As many as others have taken since the last scan, they take until the next one: these are
         # left to them. This proxy then takes as many.
@@ -224,22 +234,25 @@ class OtherShares:
         late = [entry for entry in overdue[:progress] if self._waiting[entry.key].overdue_ns <= now.mono_ns]
         share = max(progress, self._limits.others_scan_min) if progress else len(overdue)
         free = (late + overdue[progress : progress + share])[:room]
-        for entry in free:
-            del self._waiting[entry.key]
+        self.forget([entry.key for entry in free])
         for entry in overdue:
-            if (waiting := self._waiting.get(entry.key)) is not None:
-                self._set(entry.key, waiting._replace(free_ns=now.mono_ns + self.grace_ns))
+            if entry.key in self._waiting:
+                self._free.set(entry.key, now.mono_ns + self.grace_ns)
         hidden = [] if result.more else [key for key in absent if before[key].logged]
-        self._drop_outdated()
         self._plan(result, now)
         if result.more and len(free) < room and (len(overdue) > progress or not busy):
             self.limit = min(2 * self.limit, most)
         else:
             self.limit = max(self.limit // 2, self._limits.others_scan_min)
-        return OtherAnswer(free, hidden)
+        return OtherAnswer(free, hidden, progress)
 
     def _plan(self, result: ScanResult, now: Instant) -> None:
-        """Set the time of the next scan for messages that this one has not shown."""
+        """Set the time and the place of the next scan for messages that this one has not shown, or that are
+        left to their proxies."""
+        if self.position is not None:
+            self.position.advance(result.reached, result.greatest_id, now)
+            for waiting in self._waiting.values():
+                self.position.lower(waiting.entry)
         if result.more:
             self.scan_at(now.mono_ns + self.grace_ns)
         later = [entry.due_ns for entry in result.entries if entry.due_ns > now.server_ns]
@@ -252,18 +265,7 @@ class OtherShares:
         """Leave a message to its own proxy for a while."""
         assert self.share is not None
         before = self._waiting.get(entry.key)
-        if before is None or before.epoch != entry.epoch:
-            patience_ns = self.share.turn(entry.key) * self.grace_ns
-            overdue_ns = now.mono_ns + patience_ns + 4 * self.grace_ns
-            waiting = _Waiting(entry.epoch, now.mono_ns + patience_ns, overdue_ns, logged, place_of(entry))
-            self._set(entry.key, waiting)
-
-    def _set(self, key: Key, waiting: _Waiting) -> None:
-        self._waiting[key] = waiting
-        heapq.heappush(self._free_heap, (waiting.free_ns, key))
-
-    def _drop_outdated(self) -> None:
-        """Make the heap anew if most of it is outdated: a message that no scan reaches stays at its front."""
-        if len(self._free_heap) > 2 * len(self._waiting) + OUTDATED_MIN:
-            self._free_heap = [(waiting.free_ns, key) for key, waiting in self._waiting.items()]
-            heapq.heapify(self._free_heap)
+        if before is None or before.entry.epoch != entry.epoch:
+            free_ns = now.mono_ns + self.share.turn(entry.key) * self.grace_ns
+            self._waiting[entry.key] = _Waiting(entry, free_ns + 4 * self.grace_ns, logged)
+            self._free.set(entry.key, free_ns)

@@ -161,12 +161,17 @@ class ReadAhead:
                     self._add(entry, now)
         self.more, self.horizon_ns = result.more, result.horizon_ns
 
-    def extend_with(self, result: ScanResult, now: Instant, unwanted: Collection[Key]) -> None:
-        """Add a scan's result, without the `unwanted` ones."""
-        for entry in result.entries:
-            if entry.key not in unwanted:
-                self.put(entry, now)
+    def extend_with(self, result: ScanResult, now: Instant, unwanted: Collection[Key], most: int) -> None:
+        """Add a scan's result, without the `unwanted` ones. If `most` messages are there that are not due
+        yet, the horizon is before the others."""
         self.more, self.horizon_ns = result.more, result.horizon_ns
+        for entry in result.entries:
+            if entry.key in unwanted or self._later.get(entry.key) == entry:
+                continue
+            if entry.due_ns > now.server_ns and len(self._due_heap) >= most:
+                self.horizon_ns = min(entry.due_ns, self.horizon_ns or entry.due_ns)
+            else:
+                self.put(entry, now)
 
     def put(self, entry: Entry, now: Instant) -> None:
         """Add an entry, or replace that of the same key."""

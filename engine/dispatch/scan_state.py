@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.dispatch.contention import Contention
 from engine.dispatch.group_scans import GroupScans
 from engine.dispatch.instant import Instant
 from engine.dispatch.other_shares import OtherShares
@@ -12,7 +13,7 @@ from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.scan_position import ScanPosition
 from engine.dispatch.time_order import Place, place_of
 from engine.dispatch.visibility import VISIBLE_NS
-from engine.model import Entry, Key, ScanResult
+from engine.model import Entry, Key, ScanResult, Share
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +27,8 @@ class ScanState:
     """Where scans begin. None: at the front, because the group selects every row there."""
     others: OtherShares
     """The messages of other shares, which are scanned apart."""
+    contention: Contention
+    """Whether other proxies take messages of the group's condition."""
     by_group: GroupScans
     """The scans by message group, if the queue has groups."""
     buffer: ReadAhead
@@ -87,6 +90,24 @@ class ScanState:
     def runs_low(self) -> bool:
         """Whether so little of what was read is left that more is read."""
         return self.buffer.due <= self.limit // 4 or (self.widens and not self.buffer.ready)
+
+    def share_of(self, share: Share | None) -> Share | None:
+        """The part of this proxy's share that the group uses: all of it, or none (None)."""
+        if self.position is not None and (self.buffer.order is not None or not self.contention.found):
+            return None
+        return share
+
+    def lower(self, entry: Entry) -> None:
+        """A row may be at this place: no later scan begins behind it."""
+        position = self.others.position if entry.key in self.others else self.position
+        if position is not None:
+            position.lower(entry)
+
+    def reset_to_front(self) -> None:
+        """Rows may be anywhere: the next scans are full ones."""
+        for position in (self.position, self.others.position):
+            if position is not None:
+                position.reset_to_front()
 
     def scan_started(self, now: Instant, *, whole: bool) -> None:
         """A scan starts. It shows everything that has been committed by now, of all shares

@@ -10,8 +10,7 @@ that started earlier (`ScanState.dirty`), and not one that begins behind the mes
 
 Where several proxies share the messages of the queue (`set_share`), a scan reads the own share, and
 the messages of other shares have scans of their own (`OtherShares`). A scan of all messages is needed
-only before a bounded stream ends. Groups with a condition scan all messages: their scan positions
-are for one order of reading.
+only before a bounded stream ends. Groups with a condition share only while there is `Contention`.
 
 The scheduler alone changes the `scans` of a filter group. `Picking` takes out of the buffers what is
 handed out, and the dispatcher says which groups can use more.
@@ -114,8 +113,8 @@ class ScanScheduler:
             group.scans.dirty = True
             group.scans.others.request_scan()
             group.scans.by_group.note_arrival()
-            if anywhere and group.scans.position is not None:
-                group.scans.position.reset_to_front()
+            if anywhere:
+                group.scans.reset_to_front()
 
     def changed_anywhere(self, now: Instant) -> None:
         """The binary log shows changes of unknown messages. They may not be visible yet."""
@@ -166,7 +165,7 @@ class ScanScheduler:
             if self._left_to_others(group, entry, now):
                 continue
             if scans.position is not None:
-                scans.position.lower(entry)
+                scans.lower(entry)
             elif not group.selection.partitions and scans.covers(entry) and scans.buffer.can_order(entry):
                 scans.buffer.put(entry, now)
                 continue
@@ -189,7 +188,7 @@ class ScanScheduler:
             if self._left_to_others(group, entry, now):
                 continue
             if scans.position is not None:
-                scans.position.lower(entry)
+                scans.lower(entry)
             elif len(group.subscribers) and not group.selection.partitions and len(scans.buffer) < 2 * scans.limit:
                 scans.buffer.put(entry, now)
                 continue
@@ -205,11 +204,17 @@ class ScanScheduler:
 
     def rescan_place(self, entry: Entry, but: FilterGroup | None = None) -> None:
         """The message may be at this place again: groups whose scan positions are beyond it scan
-        there. `but`: the group that needs no scan for it."""
+        there. `but`: the group that needs no scan of its own share for it."""
         for group in self._groups:
-            if group.scans.position is not None and group is not but:
-                group.scans.position.lower(entry)
-                group.scans.dirty = True
+            scans = group.scans
+            if scans.position is None:
+                continue
+            if entry.key in scans.others:
+                scans.lower(entry)
+                scans.others.request_scan()
+            elif group is not but:
+                scans.lower(entry)
+                scans.dirty = True
 
     def retry_later(self, entries: Sequence[Entry], now: Instant, of: FilterGroup | None = None) -> None:
         """Messages looked due and could not be claimed or moved. They pause, and all groups scan
@@ -241,6 +246,10 @@ class ScanScheduler:
         Nobody locks the taken ones any more; the missed ones are scanned for again."""
         if tried:
             group.scans.buffer.claim_answered(now, tried, len(missed), now.mono_ns - started_ns)
+            if self._share is not None:
+                first = sum(not group.scans.buffer.was_missed(entry.key) for entry in missed)
+                group.scans.contention.claim_answered(tried - len(missed), first)
+                self._pass_share_on(now)
         if group.scans.position is None:  # Messages that no scan has shown are scanned for by `_awaiting`.
             missed = [entry for entry in missed if entry.key not in self._awaiting]
         self.retry_later(missed, now, group)
@@ -259,6 +268,7 @@ class ScanScheduler:
             return
         scans.stale = scans.dirty = True
         scans.retry_at(now.mono_ns)
+        scans.reset_to_front()  # A scan that goes on where the last one ended does not show what is gone.
         if not group.subscribers.any_bounded:  # Such a stream would end, though messages are due.
             scans.buffer.forget_all(scans.others.__contains__)
             scans.others.scan_at(now.mono_ns + scans.others.grace_ns)
@@ -349,11 +359,16 @@ class ScanScheduler:
 
     def _pass_share_on(self, now: Instant) -> None:
         for group in self._groups:
-            others = group.scans.others
-            if group.scans.position is None and others.share != self._share:
-                others.set_share(self._share, now)
-                if not group.subscribers.any_bounded:  # Such a stream would end, though messages are due.
-                    group.scans.buffer.forget_all(others.__contains__)
+            scans, others = group.scans, group.scans.others
+            share = scans.share_of(self._share)
+            if others.share == share:
+                continue
+            if others.share is not None:  # Messages that were left to others are this proxy's now.
+                scans.reset_to_front()
+            scans.dirty = True
+            others.set_share(share, now)
+            if not group.subscribers.any_bounded:  # Such a stream would end, though messages are due.
+                scans.buffer.forget_all(others.__contains__)
 
     def _left_to_others(self, group: FilterGroup, entry: Entry, now: Instant, *, logged: bool = False) -> bool:
         """Whether a message that was reported belongs to another share: it is then left to the proxy
@@ -446,7 +461,7 @@ class ScanScheduler:
         if scans.position is not None:
             for entry in shown:
                 if entry.key in taken:
-                    scans.position.lower(entry)  # The claim may be for an older state of the row, and miss.
+                    scans.lower(entry)  # The claim may be for an older state of the row, and miss.
         unwanted = taken | outdated | outdated_among(known, scan_id)
         if running.share != scans.others.share and not running.group.subscribers.any_bounded:
             unwanted |= {entry.key for entry in shown if self._left_to_others(running.group, entry, now)}
@@ -461,10 +476,11 @@ class ScanScheduler:
             for entry in known:
                 if entry.key not in unwanted:
                     scans.buffer.put(entry, now)
-        elif len(scans.buffer) - scans.buffer.missed_count <= 2 * scans.limit:  # Others may have taken the missed ones.
-            scans.buffer.extend_with(result, now, unwanted)
+        elif scans.buffer.due <= 2 * scans.limit:
+            scans.buffer.extend_with(result, now, unwanted, 2 * scans.limit)
         else:
-            return  # No room: the next scan finds these messages again.
+            scans.buffer.more = True  # No room: the next scan finds these messages again.
+            return
         if scans.position is not None:
             scans.position.advance(result.reached, result.greatest_id, now)
         self._adapt_limit(running.group)
@@ -474,7 +490,7 @@ class ScanScheduler:
         before = scans.limit
         scans.adapt_limit(self._limits.scan_min, self._most)
         if scans.position is not None and scans.buffer.missed_count > self._limits.window_max:
-            scans.position.reset_to_front()  # A full scan shows which of them are there.
+            scans.reset_to_front()  # A full scan shows which of them are there.
         at_front = scans.position is None and not self._finds_groups(group)
         scans.widens = at_front and scans.buffer.more and scans.limit > before
 
@@ -506,15 +522,17 @@ class ScanScheduler:
         # With message groups, entries behind its reach stay: a small scan shows what is more urgent.
         peeks = scans.buffer.order is not None and scans.buffer.more and not scans.runs_low
         peeks = peeks and scans.position is None and now.mono_ns < self.full_scan_ns(group)
-        if scans.position is not None:
-            if now.mono_ns >= self.full_scan_ns(group):
-                scans.position.reset_to_front()
-            part = Range(scans.position.scan_from(now), now.server_ns + self._limits.ahead_ns)
-        if (part is None or not part.after) and not peeks:
-            scans.full_begun_ns = now.mono_ns
         share = scans.others.share
         ends_streams = group.awaits_scan and not scans.has_more
         portion = None if share is None or ends_streams else Portion(share)
+        if scans.position is not None:
+            if now.mono_ns >= self.full_scan_ns(group):
+                scans.position.reset_to_front()
+            both = scans.others.position if share is not None and portion is None else None
+            after = scans.position.scan_from(now) if both is None else scans.position.scan_both_from(both, now)
+            part = Range(after, now.server_ns + self._limits.ahead_ns)
+        if (part is None or not part.after) and not peeks:
+            scans.full_begun_ns = now.mono_ns
         scans.scan_started(now, whole=portion is None)
         scan_id = next(self._numbers)
         # Rows that cannot be claimed yet must not displace those that can.
@@ -526,11 +544,11 @@ class ScanScheduler:
 
     def _start_others_scan(self, group: FilterGroup, now: Instant) -> Scan:
         scans = group.scans
-        portion = scans.others.start_scan(now)
+        portion, part = scans.others.start_scan(now, self._policy.poller_interval_ns)
         scan_id = next(self._numbers)
         limit = scans.others.limit + scans.buffer.missed_count
-        self._running[scan_id] = _Running(group, None, portion, portion.share, limit)
-        return Scan(scan_id, group.selection, limit, None, portion)
+        self._running[scan_id] = _Running(group, part, portion, portion.share, limit)
+        return Scan(scan_id, group.selection, limit, part, portion)
 
     # Message groups.
 
@@ -599,6 +617,8 @@ class ScanScheduler:
         self._awaiting.stop_awaiting(entry.key for entry in result.entries)
         room = max(0, 2 * most - len(scans.buffer))
         answer = scans.others.scan_answered(result, now, scans.buffer.knows, most, room, busy=scans.has_more)
+        scans.contention.others_scanned(answer.taken_elsewhere, len(answer.free))
+        self._pass_share_on(now)
         for entry in answer.free:
             if not unwanted(entry):
                 scans.buffer.put(entry, now)

@@ -197,8 +197,7 @@ class Store(Protocol):
 
         Due entries are ordered by priority (the lowest value first), time and id. A NULL time_next
         counts as due since 1970. `part` is used only with a condition. Rows before the positions
-        where it begins may be left out. `portion` is used only without a condition: the result has
-        no other messages.
+        where it begins may be left out. The result has no messages beyond `portion`.
         """
 
     def scan_groups(

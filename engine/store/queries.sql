@@ -110,7 +110,7 @@ FROM $table
 -- ends the index.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next $group
 FROM $table FORCE INDEX ($scan_index)
-WHERE time_acked IS NULL AND priority = $priority AND time_next = 0 AND $behind AND ($condition)
+WHERE time_acked IS NULL AND priority = $priority AND time_next = 0 AND $behind AND ($condition) $portion
 ORDER BY id
 LIMIT $limit
 
@@ -119,7 +119,7 @@ LIMIT $limit
 -- is read as a range.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next $group
 FROM $table FORCE INDEX ($scan_index)
-WHERE time_acked IS NULL AND priority = $priority AND time_next > $after_ns AND time_next <= $until_ns AND ($condition)
+WHERE time_acked IS NULL AND priority = $priority AND time_next > $after_ns AND time_next <= $until_ns AND ($condition) $portion
 ORDER BY $scan_order
 LIMIT $limit
 
@@ -127,7 +127,7 @@ LIMIT $limit
 -- With a condition: rows without a time, or with one before 1970. There are hardly any.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0) $group
 FROM $table FORCE INDEX ($scan_index)
-WHERE time_acked IS NULL AND priority = $priority AND (time_next < 0 OR time_next IS NULL) AND ($condition)
+WHERE time_acked IS NULL AND priority = $priority AND (time_next < 0 OR time_next IS NULL) AND ($condition) $portion
 ORDER BY time_next, id
 LIMIT $limit
 
@@ -135,7 +135,7 @@ LIMIT $limit
 -- With a condition: rows whose priority is NULL.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0) $group
 FROM $table FORCE INDEX ($scan_index)
-WHERE time_acked IS NULL AND priority IS NULL AND (time_next <= $until_ns OR time_next IS NULL) AND ($condition)
+WHERE time_acked IS NULL AND priority IS NULL AND (time_next <= $until_ns OR time_next IS NULL) AND ($condition) $portion
 ORDER BY $scan_order
 LIMIT $limit
 

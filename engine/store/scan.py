@@ -170,7 +170,7 @@ class RangeScan(IndexScan):
 
     def bounds(self) -> dict[str, object]:
         """The end of the range in time."""
-        return {"until_ns": self._part.until_ns}
+        return {"until_ns": self._part.until_ns, **super().bounds()}
 
     def opening(self) -> list[str]:
         """The greatest id, where ids ascend with time."""
@@ -187,7 +187,7 @@ class RangeScan(IndexScan):
         place = self._part.after.get(priority)
         behind = "TRUE" if place is None or place.zero_id is None else f"id > {place.zero_id}"
         after_ns = 0 if place is None else max(0, place.time_ns)
-        words = {"priority": priority, "limit": self.row_limit}
+        words = {"priority": priority, "limit": self.row_limit, **super().bounds()}
         return [
             self.sql("scan_part_odd", **words),
             self.sql("scan_part_zero", behind=behind, **words),

@@ -16,11 +16,13 @@ from engine.model import (
     Delivery,
     Key,
     MoveResult,
+    Portion,
     Position,
     Range,
     Return,
     RowFormat,
     ScanResult,
+    Share,
     TableId,
     Wanted,
 )
@@ -251,6 +253,23 @@ class TestScanForACondition:
             places = result.reached
         assert set(found) == everything
         assert len(found) == len(everything)
+
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_the_portions_of_a_range_are_disjoint_and_complete(self, subject: Subject, count: int) -> None:
+        now_ns = subject.now_ns()
+        timed = [Row(key, key % 3, 0, now_ns - HOUR + key) for key in range(20, 40)]
+        odd = [Row(key, key % 3, 0, -key if key % 4 else None) for key in range(40, 60)]
+        subject.put(*(Row(key, key % 3, 0, 0) for key in range(1, 20)), *timed, *odd)
+        whole = self.scan_range(subject).entries
+        shares = [Share(number, count) for number in range(count)]
+        part = Range({}, now_ns + HOUR)
+        for share in shares:
+            own, others = (
+                subject.store.scan(subject.table, 100, EVEN, part, Portion(share, others)).value.entries
+                for others in (False, True)
+            )
+            assert [entry for entry in whole if share.turn(entry.key) == 0] == list(own)
+            assert [entry for entry in whole if share.turn(entry.key) > 0] == list(others)
 
     def test_a_claim_takes_only_rows_that_still_are_selected(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 4)

@@ -31,6 +31,7 @@ from engine.dispatch.effects import (
     Scan,
     ScanGroups,
 )
+from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
@@ -123,6 +124,7 @@ class Stage:
             fetch_max=4,
             lookup_max=4,
             in_vain_max=2,
+            contention_bound=0,
             window_max=40,
             lock_max=5,
             locks_turn_max=7,
@@ -556,9 +558,14 @@ class Stage:
         for want in wanted:
             since_ns = max(self.since_ns.get((want.key, want.epoch), self.mono_ns), self.shared_since_ns)
             early = self.mono_ns < since_ns + self.limits.share_grace_ns
-            foreign = want.selection.condition is None and self.share.turn(want.key) > 0
+            foreign = want.key in self._group_of(want.selection).scans.others
             first = self.policy.group_strict  # The first message of a group is claimed at once.
             assert first or not (early and foreign), f"{want.key!r} was not left to its proxy: {self.share}"
+
+    def _group_of(self, selection: Selection) -> FilterGroup:
+        return next(
+            group for group in self.dispatcher.parts.groups if (group.selection, group.locks) == (selection, False)
+        )
 
     def _check_wanted(self, stream: Subscription, key: int) -> None:
         condition, row = stream.selection.condition, self.rows.get(key) or Row(key)

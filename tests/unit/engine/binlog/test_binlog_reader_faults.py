@@ -169,7 +169,6 @@ class Nobody:
     """An engine without queues."""
 
     slots: frozenset[int] = frozenset()
-    undivided: frozenset[Any] = frozenset()
 
     def __init__(self, absence: StoreError | None = None) -> None:
         """`absence`: the error of its server."""

@@ -148,19 +148,16 @@ def test_a_queue_in_which_each_proxy_has_its_own_messages_has_a_filter() -> None
 
 
 @pytest.mark.parametrize(
-    ("queue", "divided"),
+    "queue",
     [
-        pytest.param(LEASED, False, id="streams with a condition"),
-        pytest.param(replace(LEASED, lease_column=None), True, id="no lease column"),
-        pytest.param(replace(LEASED, id_kind=IdKind.FLOAT), True, id="ids that are not shared out"),
+        pytest.param(replace(LEASED, lease_column=None), id="no lease column"),
+        pytest.param(replace(LEASED, id_kind=IdKind.FLOAT), id="ids that are not shared out"),
     ],
 )
-def test_where_proxies_share_no_messages_out_only_own_acknowledgements_are_left_out(
-    queue: QueueTable, divided: bool
-) -> None:
+def test_where_proxies_share_no_messages_out_only_own_acknowledgements_are_left_out(queue: QueueTable) -> None:
     slots = frozenset({OWN})
-    assert change_filter(queue, slots, OWN, divided=divided) == ChangeFilter(None, slots, OWN)
-    assert change_filter(queue, slots, divided=divided) is None
+    assert change_filter(queue, slots, OWN) == ChangeFilter(None, slots, OWN)
+    assert change_filter(queue, slots) is None
 
 
 @pytest.mark.parametrize(

@@ -124,15 +124,20 @@ def with_a_condition(stage: Stage, number: int) -> None:
     stage.subscribe(1, holder=number, selection=EVEN)
 
 
-def test_what_others_have_taken_keeps_no_stream_with_a_condition_from_reading_on() -> None:
-    traffic = proxies(3, with_a_condition)
+NO_CONTENTION = 10**9
+"""So many misses are no contention: the proxies try the same messages."""
+
+
+@pytest.mark.parametrize("contention_bound", [Limits().contention_bound, NO_CONTENTION])
+def test_what_others_have_taken_keeps_no_stream_with_a_condition_from_reading_on(contention_bound: int) -> None:
+    traffic = proxies(3, with_a_condition, Limits(contention_bound=contention_bound))
     for _ in range(40):
         traffic.round()
     assert traffic.left <= (LOCKED_ROUNDS + 2) * MESSAGES
 
 
 def test_what_others_have_taken_is_bounded_however_rare_the_polls_are() -> None:
-    traffic = proxies(3, with_a_condition, Limits(window_max=100))
+    traffic = proxies(3, with_a_condition, Limits(window_max=100, contention_bound=NO_CONTENTION))
     most = 0
     for _ in range(40):
         traffic.round()

@@ -9,7 +9,7 @@ import pytest
 from engine.dispatch.effects import Cause, Claim, Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.dispatch.other_shares import OUTDATED_MIN, OtherShares
+from engine.dispatch.other_shares import OtherShares
 from engine.model import NS_PER_S, Entry, Portion, ScanResult, Share, id_hash
 from engine.store.memory import MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Stage
@@ -282,7 +282,7 @@ def test_a_scan_that_reads_less_than_the_one_before_shows_no_progress_of_others(
 
     def scanned(shown: int, after_ns: int) -> list[Entry]:
         now = Instant(after_ns, NS_PER_S)
-        others.start_scan(now)
+        others.start_scan(now, NS_PER_S)
         result = ScanResult(entries[:shown], more=shown < len(entries), horizon_ns=None)
         return others.scan_answered(result, now, lambda _: False, 100, 100, busy=False).free
 
@@ -297,28 +297,10 @@ def test_what_a_scan_has_passed_and_not_shown_was_taken_by_others_though_the_las
 
     def scanned(shown: list[Entry], after_ns: int) -> list[Entry]:
         now, known = Instant(after_ns, NS_PER_S), entries[3]
-        others.start_scan(now)
+        others.start_scan(now, NS_PER_S)
         result = ScanResult(tuple(shown), more=len(shown) < len(entries), horizon_ns=None)
         return others.scan_answered(result, now, lambda entry: entry == known, 100, 100, busy=False).free
 
     others.set_share(HALF, Instant(0, NS_PER_S))
     scanned(entries, GRACE_NS)
     assert scanned([entries[0], entries[1], entries[3]], 3 * GRACE_NS) == [entries[1]]  # As many as were taken stay.
-
-
-def test_what_no_scan_reaches_costs_no_memory_however_often_the_messages_before_it_are_shown() -> None:
-    others, entries = OtherShares(Limits()), tuple(Entry(key, 0, 0, 0) for key in OTHERS)
-
-    def scanned(shown: int, after_ns: int) -> None:
-        now = Instant(after_ns, NS_PER_S)
-        others.start_scan(now)
-        result = ScanResult(entries[:shown], more=shown < len(entries), horizon_ns=None)
-        others.scan_answered(result, now, lambda _: False, 100, 0, busy=True)
-        others.scan_ns(now, NS_PER_S, busy=True)
-
-    others.set_share(HALF, Instant(0, NS_PER_S))
-    scanned(len(entries), GRACE_NS)
-    for number in range(1_000):
-        scanned(5, (3 + number) * GRACE_NS)
-    assert len(others._free_heap) <= 2 * len(entries) + OUTDATED_MIN
-    assert others._free_heap[0][0] <= 3 * GRACE_NS, "the last ones are overdue still"
