@@ -7,14 +7,14 @@ None of them depends on its answer: if one is lost, the messages are found in th
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import islice
 
 from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.effects import Effect, MoveDeadLetters, Purge, Release
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
+from engine.dispatch.timed_keys import TimedKeys
 from engine.model import Entry, Key, Return, Wanted
 from engine.queue_table import Policy
 
@@ -111,7 +111,7 @@ class DeadLetters:
         self._limits = limits
         self._due: dict[Key, Entry] = {}
         self._later: dict[Key, Entry] = {}
-        self._later_heap: list[tuple[int, Key]] = []
+        self._later_times = TimedKeys()
         self._under_way: dict[Key, Entry] = {}
         self._pause = ExponentialBackoff(limits.dead_letter_pause_min_ns, limits.dead_letter_pause_max_ns)
 
@@ -166,9 +166,7 @@ class DeadLetters:
     @property
     def next_due_ns(self) -> int | None:
         """When the next dead message comes due, on the server's clock."""
-        while self._later_heap and not self._is_later(*self._later_heap[0]):
-            heapq.heappop(self._later_heap)
-        return self._later_heap[0][0] if self._later_heap else None
+        return self._later_times.next_ns
 
     def wake_times(self, now: Instant) -> list[int | None]:
         """When a dead message comes due, or the next move may start (monotonic)."""
@@ -178,14 +176,11 @@ class DeadLetters:
     def add_dead(self, entry: Entry, now: Instant) -> None:
         """Move this dead message when it is due. Beyond `dead_later_max` it is left to a scan."""
         if entry.due_ns <= now.server_ns:
-            self._later.pop(entry.key, None)
+            self._forget_later((entry.key,))
             self._due[entry.key] = entry
         elif entry.key in self._later or len(self._later) < self._limits.dead_later_max:
             self._later[entry.key] = entry
-            heapq.heappush(self._later_heap, (entry.due_ns, entry.key))
-            if len(self._later_heap) > 2 * len(self._later) + 64:
-                self._later_heap = [(later.due_ns, later.key) for later in self._later.values()]
-                heapq.heapify(self._later_heap)
+            self._later_times.set(entry.key, entry.due_ns)
 
     def add_if_dead(self, entry: Entry, now: Instant) -> bool:
         """Move this message when it is due, if it is dead. Returns whether it is dead."""
@@ -194,17 +189,18 @@ class DeadLetters:
             self.add_dead(entry, now)
         return dead
 
-    def forget(self, keys: Iterable[Key]) -> None:
+    def forget(self, keys: Collection[Key]) -> None:
         """These messages are acknowledged, deleted, or not dead any more: do not move them."""
-        if self._due or self._later:
+        if self._due:
             for key in keys:
                 self._due.pop(key, None)
-                self._later.pop(key, None)
+        if self._later:
+            self._forget_later(keys)
 
     def start_move(self, now: Instant) -> list[Effect]:
         """Move the dead messages that are due."""
         while (due_ns := self.next_due_ns) is not None and due_ns <= now.server_ns:
-            self.add_dead(self._later[heapq.heappop(self._later_heap)[1]], now)
+            self.add_dead(self._later[self._later_times.pop()], now)
         if self._under_way or not self._due or now.mono_ns < self._pause.until_ns:
             return []
         dead = list(islice(self._due.values(), self._limits.claim_max))
@@ -225,9 +221,10 @@ class DeadLetters:
             self._pause.reset()
         return others
 
-    def _is_later(self, due_ns: int, key: Key) -> bool:
-        entry = self._later.get(key)
-        return entry is not None and entry.due_ns == due_ns
+    def _forget_later(self, keys: Collection[Key]) -> None:
+        for key in keys:
+            self._later.pop(key, None)
+        self._later_times.discard(keys)
 
 
 class Purges:

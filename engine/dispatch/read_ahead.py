@@ -19,13 +19,13 @@ wasted key and never a wrong delivery.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 from engine.dispatch.instant import Instant
 from engine.dispatch.time_order import Place, TimeOrder, place_of
+from engine.dispatch.timed_keys import TimedKeys
 from engine.dispatch.turns import AnyOrder
 from engine.model import Entry, Group, Key, ScanResult
 
@@ -38,7 +38,7 @@ MISSED_MIN = 64
 """So many misses are remembered, however old they are."""
 
 OUTDATED_MIN = 64
-"""With fewer outdated entries, a heap is not made anew."""
+"""With fewer outdated entries, the order of the ready ones is not made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class ReadAhead:
         self._by_time = TimeOrder()
         """The order of the ready entries without groups."""
         self._later: dict[Key, Entry] = {}
-        self._due_heap: list[tuple[int, Key, int]] = []
-        """Ordered by the time at which they come due (server's clock)."""
-        self._retry_heap: list[tuple[int, Key, int]] = []
-        """Due entries that were missed, ordered by the time of the next attempt (monotonic)."""
+        self._scheduled = TimedKeys()
+        """Those of them that are not due, with the times at which they come due (server's clock)."""
+        self._retries = TimedKeys()
+        """The others, which are due and were missed, with the times of the next attempts (monotonic)."""
         self._missed: dict[Key, _Missed] = {}
         self._missed_most = MISSED_MIN
         """With more of them, those that are not tried again are forgotten."""
@@ -106,11 +106,9 @@ class ReadAhead:
 
     def next_ns(self, now: Instant) -> int | None:
         """When an entry becomes ready, or the horizon is reached (monotonic); None: never."""
-        for heap in (self._due_heap, self._retry_heap):
-            while heap and heap[0][1] not in self._later:
-                heapq.heappop(heap)
-        times = [now.until(self._due_heap[0][0])] if self._due_heap else []
-        times += [self._next_retry_ns] if self._retry_heap else []
+        due_ns = self._scheduled.next_ns
+        times = [] if due_ns is None else [now.until(due_ns)]
+        times += [self._next_retry_ns] if self._retries else []
         if self.horizon_ns is not None:
             times.append(now.until(self.horizon_ns))
         return min(times, default=None)
@@ -154,7 +152,8 @@ class ReadAhead:
         at_once = [entry for entry in entries if entry.due_ns <= now.server_ns and entry.key not in self._missed]
         self._ready = {entry.key: entry for entry in at_once}
         self._order_ready()
-        self._later, self._due_heap, self._retry_heap = {}, [], []
+        for later in (self._later, self._scheduled, self._retries):
+            later.clear()
         if len(at_once) < len(entries):
             for entry in entries:
                 if entry.key not in self._ready:
@@ -168,7 +167,7 @@ class ReadAhead:
         for entry in result.entries:
             if entry.key in unwanted or self._later.get(entry.key) == entry:
                 continue
-            if entry.due_ns > now.server_ns and len(self._due_heap) >= most:
+            if entry.due_ns > now.server_ns and len(self._scheduled) >= most:
                 self.horizon_ns = min(entry.due_ns, self.horizon_ns or entry.due_ns)
             else:
                 self.put(entry, now)
@@ -214,9 +213,9 @@ class ReadAhead:
 
     def promote_due(self, now: Instant) -> None:
         """Make the entries ready that have come due, or may be tried again."""
-        while self._due_heap and self._due_heap[0][0] <= now.server_ns:
-            self._promote(*heapq.heappop(self._due_heap)[1:], now)
-        if self._retry_heap and self._next_retry_ns <= now.mono_ns:
+        while (due_ns := self._scheduled.next_ns) is not None and due_ns <= now.server_ns:
+            self._promote(self._scheduled.pop(), now)
+        if self._retries and self._next_retry_ns <= now.mono_ns:
             self._promote_missed(now)
 
     def knows(self, entry: Entry, before: tuple[int, int] | None = None) -> bool:
@@ -232,11 +231,11 @@ class ReadAhead:
         self.forget((entry.key,))
         if self.horizon_ns is not None and self.horizon_ns <= entry.due_ns:
             return
-        if len(self._due_heap) >= most or len(self) >= 2 * most:
+        if len(self._scheduled) >= most or len(self) >= 2 * most:
             self.horizon_ns = entry.due_ns
             return
         self._later[entry.key] = entry
-        heapq.heappush(self._due_heap, (entry.due_ns, entry.key, entry.epoch))
+        self._scheduled.set(entry.key, entry.due_ns)
 
     def take(self, count: int) -> list[Entry]:
         """Remove and return the first `count` ready entries (fewer when there are fewer)."""
@@ -272,7 +271,9 @@ class ReadAhead:
         """Remove the entry of `key`, because it is claimed for another group or replaced. The
         record of its misses stays. Without effect if there is none."""
         self._ready.pop(key, None)
-        self._later.pop(key, None)
+        if self._later.pop(key, None) is not None:
+            self._scheduled.discard((key,))
+            self._retries.discard((key,))
 
     def drop_all(self, entries: Iterable[Entry]) -> None:
         """`drop` for the keys of these entries."""
@@ -285,6 +286,8 @@ class ReadAhead:
             if messages:
                 for key in keys:
                     messages.pop(key, None)
+        self._scheduled.discard(keys)
+        self._retries.discard(keys)
         self._retrying.difference_update(keys)
 
     def forget_all(self, unwanted: Callable[[Key], bool]) -> None:
@@ -340,7 +343,8 @@ class ReadAhead:
     def _next_retry_ns(self) -> int:
         """When the next entry that was missed may become ready (monotonic). If nothing else is ready, it
         does not pause for others: the claim that missed it may have hung for minutes."""
-        retry_ns = self._retry_heap[0][0]
+        retry_ns = self._retries.next_ns
+        assert retry_ns is not None
         return retry_ns if self._has_retries_alone else max(retry_ns, self._retries_from_ns)
 
     @property
@@ -351,21 +355,18 @@ class ReadAhead:
 
     def _promote_missed(self, now: Instant) -> None:
         """Make entries ready that were missed, and may be tried again."""
-        while self._retry_heap and self._retry_heap[0][0] <= now.mono_ns:
+        while (retry_ns := self._retries.next_ns) is not None and retry_ns <= now.mono_ns:
             if self._retries_left <= len(self._retrying):
                 if not self._has_retries_alone:
                     break
                 self._retries_left = self._retries_most
-            _, key, epoch = heapq.heappop(self._retry_heap)
-            self._promote(key, epoch, now)
+            key = self._retries.pop()
+            self._promote(key, now)
             self._retries_left -= key in self._ready
         self._retries_from_ns = now.mono_ns + RETRY_MIN_NS
 
-    def _promote(self, key: Key, epoch: int, now: Instant) -> None:
-        entry = self._later.get(key)
-        if entry is not None and entry.epoch == epoch:
-            del self._later[key]
-            self._add(entry, now, retries=True)  # It may be scheduled for later by now, or wait for its next attempt.
+    def _promote(self, key: Key, now: Instant) -> None:
+        self._add(self._later.pop(key), now, retries=True)  # It may wait for its next attempt.
 
     def _add(self, entry: Entry, now: Instant, *, retries: bool = False) -> None:
         """Add an entry. `retries`: one that was missed may be ready now."""
@@ -373,12 +374,10 @@ class ReadAhead:
         self._retrying.discard(entry.key)
         if entry.due_ns > now.server_ns:
             self._later[entry.key] = entry
-            heapq.heappush(self._due_heap, (entry.due_ns, entry.key, entry.epoch))
-            self._drop_outdated()
+            self._scheduled.set(entry.key, entry.due_ns)
         elif missed is not None and (missed.retry_ns > now.mono_ns or not retries):
             self._later[entry.key] = entry
-            heapq.heappush(self._retry_heap, (missed.retry_ns, entry.key, entry.epoch))
-            self._drop_outdated()
+            self._retries.set(entry.key, missed.retry_ns)
         else:
             self._ready[entry.key] = entry
             order = self._by_time if self.order is None else self.order
@@ -386,18 +385,6 @@ class ReadAhead:
                 self._order_ready()
             else:
                 order.push(entry)
-
-    def _drop_outdated(self) -> None:
-        """Make the heaps of later entries anew if most of them is outdated: scans that go on where the last one
-        ended show the same entries again and again."""
-        if len(self._due_heap) + len(self._retry_heap) > 2 * len(self._later) + OUTDATED_MIN:
-            entries = self._later.values()
-            self._due_heap = [(e.due_ns, e.key, e.epoch) for e in entries if e.key not in self._missed]
-            self._retry_heap = [
-                (self._missed[e.key].retry_ns, e.key, e.epoch) for e in entries if e.key in self._missed
-            ]
-            heapq.heapify(self._due_heap)
-            heapq.heapify(self._retry_heap)
 
     def _order_ready(self) -> None:
         """Order the ready entries anew."""

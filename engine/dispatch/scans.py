@@ -617,8 +617,6 @@ class ScanScheduler:
         self._awaiting.stop_awaiting(entry.key for entry in result.entries)
         room = max(0, 2 * most - len(scans.buffer))
         answer = scans.others.scan_answered(result, now, scans.buffer.knows, most, room, busy=scans.has_more)
-        scans.contention.others_scanned(answer.taken_elsewhere, len(answer.free))
-        self._pass_share_on(now)
         for entry in answer.free:
             if not unwanted(entry):
                 scans.buffer.put(entry, now)
@@ -626,6 +624,8 @@ class ScanScheduler:
                 scans.others.expect(entry, now)
         for key in answer.hidden:
             self._awaiting.await_key(now.mono_ns, key)
+        scans.contention.others_scanned(answer.taken_elsewhere, len(answer.free))
+        self._pass_share_on(now)
 
     def _is_due(self, group: FilterGroup, now: Instant) -> bool:
         scans = group.scans

@@ -44,6 +44,14 @@ class TimedKeys:
         self._times.clear()
         self._heap.clear()
 
+    def pop(self) -> Key:
+        """Remove and return the key with the first time. There must be one."""
+        if self.next_ns is None:
+            raise KeyError("there is no key")
+        key = heapq.heappop(self._heap)[1]
+        del self._times[key]
+        return key
+
     @property
     def next_ns(self) -> int | None:
         """The first time; None: there is no key."""

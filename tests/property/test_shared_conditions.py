@@ -36,12 +36,13 @@ class Proxies(RuleBasedStateMachine):
     """Three proxies, each with an endless stream of the even messages, and with a poll now and then."""
 
     dispatcher_type: type[Dispatcher] = Dispatcher
-    grace_ns = Limits().share_grace_ns
+    begins_contended = False
+    """Whether each play begins with contention, and with scan positions: then faults are found sooner."""
 
     @initialize(bound=st.sampled_from([0, 8]), window=st.sampled_from([12, 1_000]))
     def open(self, bound: int, window: int) -> None:
         self.store = MemoryStore(now_ns=1_000_000 * NS_PER_S)
-        limits = Limits(contention_bound=bound, window_max=window, scan_min=4, share_grace_ns=self.grace_ns)
+        limits = Limits(contention_bound=bound, window_max=window, scan_min=4)
         policy = replace(POLICY, cache_size=100, batch_size=4)
         self.stages = [
             Stage(policy=policy, limits=limits, store=self.store, id_grows=True, dispatcher_type=self.dispatcher_type)
@@ -54,6 +55,18 @@ class Proxies(RuleBasedStateMachine):
             stage.set_share(Share(number, PROXIES))
             stage.subscribe(1, holder=1, selection=EVEN)
             self.everything(number)
+        if self.begins_contended:
+            self._contend()
+
+    def _contend(self) -> None:
+        """All read the same messages, and then all try to claim them."""
+        for _ in range(3):
+            self.messages_are_inserted(30, 0, logged=True, delay_s=0)
+            for number in (*range(PROXIES), *range(PROXIES)):
+                self.a_proxy_works(number, 1)
+            for number in range(PROXIES):
+                self.everything(number)
+            self.time_passes(3_000)
 
     @rule(
         count=st.sampled_from([1, 2, 12, 30]), through=PROXY, logged=st.booleans(), delay_s=st.sampled_from([0, 0, 3])
@@ -141,6 +154,10 @@ class Proxies(RuleBasedStateMachine):
             got.clear()
 
 
+class ContendedProxies(Proxies):
+    begins_contended = True
+
+
 class BrokenGroups(Dispatcher):
     """`damage` is called for each filter group before each decision."""
 
@@ -187,11 +204,13 @@ class TheOtherSharesAreNotScanned(BrokenGroups):
     ids=lambda dispatcher: dispatcher.__name__,
 )
 def test_the_proxies_object_to_a_dispatcher_that_is_broken_on_purpose(broken: type[Dispatcher]) -> None:
-    class BrokenProxies(Proxies):
+    class BrokenProxies(ContendedProxies):
         dispatcher_type = broken
 
     assert_objects(BrokenProxies)
 
 
 TestProxies = Proxies.TestCase
-TestProxies.settings = settings(max_examples=examples(40), stateful_step_count=50, deadline=None)
+TestProxies.settings = settings(max_examples=examples(30), stateful_step_count=50, deadline=None)
+TestContendedProxies = ContendedProxies.TestCase
+TestContendedProxies.settings = settings(max_examples=examples(30), stateful_step_count=50, deadline=None)

@@ -168,3 +168,27 @@ def test_the_scans_of_both_shares_go_on_where_the_last_ones_ended(contended: Sta
         place = scan.part.after[0]
         assert place.zero_id is not None
         assert place.zero_id > 3_001
+
+
+def test_contention_may_end_with_a_message_that_a_poll_has_taken_meanwhile() -> None:
+    stage = new_stage(limits=Limits(contention_bound=0))
+    stage.subscribe(1, holder=1, selection=EVEN)
+    stage.set_share(Share(0, 2))
+    stage.settle()
+    group_of(stage).scans.contention.claim_answered(taken=0, missed=1)
+    (key,) = others_of(stage, 2_000, 1)
+    stage.enqueue(key)
+    stage.settle()
+    stage.pass_time(GRACE_NS)
+    stage.settle()
+    stage.pass_time(GRACE_NS)
+    (shows_it_free,) = stage.asked
+    stage.do(shows_it_free)
+    stage.subscribe(2, holder=2, selection=EVEN, first_wait_ns=0)
+    for asked in [asked for asked in stage.asked if asked is not shows_it_free]:
+        stage.do(asked)
+        stage.answer(asked)
+    assert any(isinstance(asked.effect, Claim) for asked in stage.asked)
+    stage.answer(shows_it_free)
+    stage.settle()
+    assert acknowledge_all(stage) == [key]
