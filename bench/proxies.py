@@ -1,10 +1,11 @@
 """Several proxies in front of one server: what a drain costs with 1, 2 and 4 of them.
 
     .venv/bin/python -m bench.proxies [--seconds N] [--messages N] [--consumers N] [--work-ms N]
-                                      [--server mysql|mariadb] [--proxies N]
+                                      [--where CONDITION] [--server mysql|mariadb] [--proxies N]
 
 The consumers, as many in each case, have endless streams. They begin when the backlog is there, and
-acknowledge a hundred messages at a time, after their work on these (`--work-ms`, 0). The numbers of
+acknowledge a hundred messages at a time, after their work on these (`--work-ms`, 0). With `--where`
+their streams have this condition, on `id` and `payload`, which selects all messages. The numbers of
 proxies take turns, round after round, until the time is over. Printed for each number, as medians of
 the rounds: messages a second, and that rate beside the rate with one proxy in the same round; keys
 that scans returned, keys that claims did not get, scans, claims and statements of the server (all for
@@ -56,11 +57,12 @@ Received = ctypes.Array[ctypes.c_longlong]
 metrics instead would cost it more than the drain, many times a second."""
 
 
-def consume(port: int, received: Received, number: int, work_s: float = 0.0) -> None:
-    """Consumer `number`, in a process of its own, until it is killed. `work_s`: for each ACK_BATCH messages."""
+def consume(port: int, received: Received, number: int, work_s: float = 0.0, where: str = "") -> None:
+    """Consumer `number`, in a process of its own, until it is killed. `work_s`: for each ACK_BATCH messages.
+    `where`: the condition of its stream."""
     stream, acks = connect(port), connect(port)
     cursor = SSCursor(stream)
-    cursor.execute("STREAM id, payload FROM m")
+    cursor.execute(f"STREAM id, payload FROM m WHERE {where}" if where else "STREAM id, payload FROM m")
     ids: list[str] = []
     with acks.cursor() as acknowledge:
         while (row := cursor.fetchone()) is not None:
@@ -115,11 +117,12 @@ def statements(root: Any) -> int:
 
 
 def drain(
-    server: EmbeddedServer, folder: Path, number: int, messages: int, workers: int, work_s: float, *, idle: bool
+    server: EmbeddedServer, folder: Path, number: int, chosen: argparse.Namespace, *, idle: bool
 ) -> dict[str, float]:
     """Drain a backlog through so many proxies. Returns what is printed; with `idle`, also the
     statements when it is drained."""
-    work = partial(consume, work_s=work_s)
+    messages, workers = chosen.messages, chosen.consumers
+    work = partial(consume, work_s=chosen.work_ms / 1e3, where=chosen.where)
     root = connect(server.port, None)
     with contextlib.ExitStack() as stack:
         with root.cursor() as cursor:
@@ -186,15 +189,7 @@ def measure(flavour: Flavour, chosen: argparse.Namespace, until_s: float) -> Non
                 began_s = time.monotonic()
                 last = began_s + 2 * longest_s + len(numbers) * (SETTLE_S + IDLE_S) > until_s and longest_s > 0
                 for number in numbers:
-                    line = drain(
-                        server,
-                        Path(folder),
-                        number,
-                        chosen.messages,
-                        chosen.consumers,
-                        chosen.work_ms / 1e3,
-                        idle=last,
-                    )
+                    line = drain(server, Path(folder), number, chosen, idle=last)
                     found[number].append(line)
                     print(f"{flavour}, {number}: {line['messages/s']:,.0f} messages/s", flush=True)
                 longest_s = max(longest_s, time.monotonic() - began_s)
@@ -218,6 +213,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=40_000)
     parser.add_argument("--consumers", type=int, default=8)
     parser.add_argument("--work-ms", type=float, default=0.0, help=f"of a consumer, for {ACK_BATCH} messages")
+    parser.add_argument("--where", default="", help="the condition of the streams, which all messages fulfil")
     parser.add_argument("--seconds", type=float, default=330, help="for all servers together")
     parser.add_argument("--server", choices=["mysql", "mariadb"], action="append")
     parser.add_argument("--proxies", type=int, action="append")
