@@ -1,4 +1,4 @@
-"""Whether other proxies take messages that the streams of one condition want.
+"""Whether several proxies take the messages of the same condition.
 
 Several proxies with streams of one condition would claim the same messages, all but one of them in
 vain. Shares prevent that, but a message of another share then waits for a grace. If that proxy has
@@ -16,14 +16,14 @@ MISS_WEIGHT = 4
 
 
 class Contention:
-    """The contention for the messages of one filter group."""
+    """The contention of one filter group with the same ones at other proxies."""
 
     def __init__(self, limits: Limits) -> None:
         self._bound = limits.contention_bound
         self.found = False
         """Whether there is contention."""
         self._doubt = 0
-        """What has spoken for the opposite lately, less what has spoken against it."""
+        """Recent evidence for the opposite, less that against it."""
 
     def claim_answered(self, taken: int, missed: int) -> None:
         """A claim took so many messages, and missed so many for the first time."""
@@ -31,8 +31,8 @@ class Contention:
             self._judge(MISS_WEIGHT * missed - taken)
 
     def others_scanned(self, taken_elsewhere: int, left_here: int) -> None:
-        """A scan of the other shares shows that their proxies took so many messages that were left to them, and
-        did not take so many others."""
+        """A scan of the other shares shows that their proxies took so many of the messages that were left to
+        them, and that so many others are left to this one."""
         if self.found:
             self._judge(left_here - taken_elsewhere)
 

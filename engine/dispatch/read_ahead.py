@@ -168,6 +168,7 @@ class ReadAhead:
             if entry.key in unwanted or self._later.get(entry.key) == entry:
                 continue
             if entry.due_ns > now.server_ns and len(self._scheduled) >= most:
+                self.drop(entry.key)  # It was due when it was read last.
                 self.horizon_ns = min(entry.due_ns, self.horizon_ns or entry.due_ns)
             else:
                 self.put(entry, now)

@@ -28,7 +28,7 @@ class ScanState:
     others: OtherShares
     """The messages of other shares, which are scanned apart."""
     contention: Contention
-    """Whether other proxies take messages of the group's condition."""
+    """Whether other proxies take the messages of the group's condition too."""
     by_group: GroupScans
     """The scans by message group, if the queue has groups."""
     buffer: ReadAhead
@@ -92,7 +92,7 @@ class ScanState:
         return self.buffer.due <= self.limit // 4 or (self.widens and not self.buffer.ready)
 
     def share_of(self, share: Share | None) -> Share | None:
-        """The part of this proxy's share that the group uses: all of it, or none (None)."""
+        """The share that the group uses if this is the proxy's: the same, or None."""
         if self.position is not None and (self.buffer.order is not None or not self.contention.found):
             return None
         return share

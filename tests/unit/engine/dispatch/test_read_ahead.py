@@ -52,6 +52,22 @@ def test_forgotten_entries_are_not_ready() -> None:
     assert made.next_ns(at(300)) is None
 
 
+def test_later_entries_beyond_the_bound_are_left_to_the_horizon() -> None:
+    made = window(entry(1), entry(2, due_ns=200))
+    found = (entry(3), entry(4, due_ns=170), entry(5, due_ns=150))
+    made.extend_with(ScanResult(found, more=False, horizon_ns=300), at(100), (), most=1)
+    assert keys(made.take(9)) == [1, 3]
+    assert len(made) == 1
+    assert made.horizon_ns == 150
+
+
+def test_an_entry_that_is_due_later_by_now_is_not_ready_though_there_is_no_room_for_it() -> None:
+    made = window(entry(1), entry(2, due_ns=200))
+    made.extend_with(ScanResult((entry(1, due_ns=150, epoch=1),), more=False, horizon_ns=300), at(100), (), most=1)
+    assert made.ready == 0
+    assert made.horizon_ns == 150
+
+
 def test_a_full_scan_replaces_the_buffer() -> None:
     made = window(entry(1), entry(2, due_ns=200))
     made.replace_with(ScanResult((entry(3),), more=False, horizon_ns=None), at(100), ())
