@@ -21,7 +21,6 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Entry, Share
 from engine.store.memory import MemoryStore, Row
-from tests.support.hunting import assert_objects
 from tests.support.play import EVEN, POLICY, TABLE, Stage
 from tests.support.sampling import examples
 
@@ -59,12 +58,13 @@ class Proxies(RuleBasedStateMachine):
             self._contend()
 
     def _contend(self) -> None:
-        """All read the same messages, and then all try to claim them."""
-        for _ in range(3):
+        """All read the same messages, and then all try to claim them, each time another one first."""
+        for first in range(PROXIES):
+            order = [(first + number) % PROXIES for number in range(PROXIES)]
             self.messages_are_inserted(30, 0, logged=True, delay_s=0)
-            for number in (*range(PROXIES), *range(PROXIES)):
+            for number in (*order, *order):
                 self.a_proxy_works(number, 1)
-            for number in range(PROXIES):
+            for number in order:
                 self.everything(number)
             self.time_passes(3_000)
 
@@ -176,20 +176,6 @@ def disable(thing: object, method: str, instead: Callable[..., object] = lambda 
     setattr(thing, method, instead)
 
 
-class ScansPassWhatIsLeftToOthers(BrokenGroups):
-    """Those of the other shares go on behind it."""
-
-    def damage(self, group: FilterGroup) -> None:
-        disable(group.scans.others.position, "lower")
-
-
-class TheOwnScanPositionStays(BrokenGroups):
-    """What was left to others, and is this proxy's now, is not scanned for."""
-
-    def damage(self, group: FilterGroup) -> None:
-        disable(group.scans.position, "reset_to_front")
-
-
 class TheOtherSharesAreNotScanned(BrokenGroups):
     """What is left to others is left to them for ever."""
 
@@ -197,17 +183,28 @@ class TheOtherSharesAreNotScanned(BrokenGroups):
         disable(group.scans.others, "scan_ns", lambda *_, **__: None)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "broken",
-    [ScansPassWhatIsLeftToOthers, TheOwnScanPositionStays, TheOtherSharesAreNotScanned],
-    ids=lambda dispatcher: dispatcher.__name__,
-)
-def test_the_proxies_object_to_a_dispatcher_that_is_broken_on_purpose(broken: type[Dispatcher]) -> None:
-    class BrokenProxies(ContendedProxies):
-        dispatcher_type = broken
+def play_with_a_share_of_nobody(dispatcher: type[Dispatcher]) -> None:
+    """Each proxy leaves the messages of one share to others, and none has that share."""
 
-    assert_objects(BrokenProxies)
+    class Play(ContendedProxies):
+        dispatcher_type = dispatcher
+
+    play = Play()
+    play.open(bound=8, window=1_000)
+    play.a_share_changes(number=0, share=1, count=PROXIES)
+    for number in range(PROXIES):
+        play.everything(number)
+    play.messages_are_inserted(count=30, through=0, logged=False, delay_s=0)
+    play.teardown()
+
+
+def test_the_messages_of_a_share_that_no_proxy_has_are_delivered() -> None:
+    play_with_a_share_of_nobody(Dispatcher)
+
+
+def test_the_play_objects_to_a_dispatcher_that_does_not_scan_the_other_shares() -> None:
+    with pytest.raises(AssertionError, match="lost"):
+        play_with_a_share_of_nobody(TheOtherSharesAreNotScanned)
 
 
 TestProxies = Proxies.TestCase
