@@ -2,9 +2,9 @@
 
 Several proxies with streams of one condition would claim the same messages, all but one of them in
 vain. Shares prevent that, but a message of another share then waits for a grace. If that proxy has
-no stream with this condition, it waits for nothing. So a filter group with a condition uses shares
-only while there is contention: it begins when claims miss messages that others have taken, and ends
-when others leave the messages of their shares to this proxy.
+no stream with this condition, the grace is lost time. So a filter group with a condition uses
+shares only while there is contention. Contention begins when claims miss messages that others have
+taken. It ends when others leave the messages of their shares to this proxy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Contention:
         self._bound = limits.contention_bound
         self.found = False
         """Whether there is contention."""
-        self._doubt = 0
+        self._evidence = 0
         """Recent evidence for the opposite, less that against it."""
 
     def claim_answered(self, taken: int, missed: int) -> None:
@@ -37,6 +37,6 @@ class Contention:
             self._judge(left_here - taken_elsewhere)
 
     def _judge(self, against: int) -> None:
-        self._doubt = max(0, self._doubt + against)
-        if self._doubt > self._bound:
-            self.found, self._doubt = not self.found, 0
+        self._evidence = max(0, self._evidence + against)
+        if self._evidence > self._bound:
+            self.found, self._evidence = not self.found, 0

@@ -61,7 +61,8 @@ class ScanPosition:
         return dict(self._after)
 
     def scan_both_from(self, other: ScanPosition, now: Instant) -> Mapping[int, Position]:
-        """The same for a scan that reads what each of two positions is for."""
+        """A scan starts that reads what is behind this position, and what is behind `other`. Returns the places
+        behind which it reads: of each priority the earlier one of both."""
         after, others = self.scan_from(now), other._after
         return {priority: _lower(place, others[priority]) for priority, place in after.items() if priority in others}
 

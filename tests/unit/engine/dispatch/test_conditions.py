@@ -131,6 +131,19 @@ def test_a_poll_gets_the_messages_of_any_share_at_once(contended: Stage) -> None
     assert contended.ended == {2: Cause.COMPLETE}
 
 
+def test_what_was_left_to_others_is_scanned_for_at_once_when_they_are_gone(contended: Stage) -> None:
+    """The scans of the own share have passed it."""
+    position = group_of(contended).scans.position
+    assert position is not None
+    assert not position.at_front
+    contended.set_share(None)
+    (scan,) = [asked.effect for asked in contended.asked if isinstance(asked.effect, Scan)]
+    assert scan.selection == EVEN
+    assert scan.portion is None
+    assert scan.part is not None
+    assert not scan.part.after
+
+
 def test_the_condition_of_one_proxy_alone_waits_for_no_grace_after_a_while(contended: Stage) -> None:
     """The other proxy has streams on the queue, with other conditions."""
     last = 2_000

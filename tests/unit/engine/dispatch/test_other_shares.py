@@ -10,7 +10,8 @@ from engine.dispatch.effects import Cause, Claim, Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.other_shares import OtherShares
-from engine.model import NS_PER_S, Entry, Portion, ScanResult, Share, id_hash
+from engine.dispatch.scan_position import ScanPosition
+from engine.model import NS_PER_S, Entry, Portion, Position, ScanResult, Share, id_hash
 from engine.store.memory import MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Stage
 
@@ -304,3 +305,27 @@ def test_what_a_scan_has_passed_and_not_shown_was_taken_by_others_though_the_las
     others.set_share(HALF, Instant(0, NS_PER_S))
     scanned(entries, GRACE_NS)
     assert scanned([entries[0], entries[1], entries[3]], 3 * GRACE_NS) == [entries[1]]  # As many as were taken stay.
+
+
+def test_with_a_condition_scans_go_on_where_the_last_one_ended_and_never_behind_what_is_left_to_others() -> None:
+    others, left = OtherShares(Limits(), ScanPosition()), Entry(50, 0, 0, 0)
+    others.set_share(HALF, Instant(0, NS_PER_S))
+
+    def begins_behind(shown: tuple[Entry, ...], at_s: int) -> int | None:
+        """The id of time 0 behind which the next scan reads."""
+        now = Instant(at_s * NS_PER_S, (1_000 + at_s) * NS_PER_S)
+        others.start_scan(now, 10_000 * NS_PER_S)
+        reached = {0: Position(100, now.server_ns)}
+        result = ScanResult(shown, more=False, horizon_ns=None, reached=reached, greatest_id=100)
+        others.scan_answered(result, now, lambda _: False, 100, 0, busy=False)
+        _, part = others.start_scan(now, 10_000 * NS_PER_S)
+        assert part is not None
+        return part.after[0].zero_id
+
+    assert others.share is not None
+    for at_s in (3, 6, 9):
+        begins_behind((), at_s)
+    assert begins_behind((), 12) == 100
+    assert begins_behind((left,), 15) == 49
+    assert begins_behind((left,), 18) == 49
+    assert begins_behind((), 21) == 100
