@@ -8,7 +8,8 @@ any other proxy releases them.
 A proxy may lose its connection with the lock and lock it again at once. So messages are released only
 if a second search, a pause after the first, shows their slot without its lock again. A statement of a
 proxy that is gone may be carried out late, so a few searches follow even if one finds nothing. Before
-a proxy uses its slot in a table, it releases what an earlier proxy of this slot has left there.
+a proxy uses its slot in a table, it releases what an earlier proxy of this slot has left there. Until
+then its claims carry no slot, not the one that it had before: others may release what carries that.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ class Abandoned:
     def slot_given(self, slot: int) -> None:
         """This proxy has this slot from now on; 0: it has none."""
         self._given = slot
-        if not slot or not self._searches:
+        if not self._searches:
             self.slot = slot
+        elif slot != self.slot:
+            self.slot = 0
 
     def request_search(self, now: Instant) -> None:
         """Another proxy may be gone."""
@@ -81,13 +84,17 @@ class Abandoned:
         self._more = SEARCHES
         self._again.reset()
 
-    def start_search(self, now: Instant) -> list[Effect]:
-        """Start a search if it is time for one."""
+    def start_search(self, now: Instant, own: int) -> list[Effect]:
+        """Start a search if it is time for one. `own`: how many messages this proxy has in flight. If it had the
+        same slot before, a search for the slot finds these too."""
         search_ns = self.search_ns
         if search_ns is None or now.mono_ns < search_ns:
             return []
-        self._under_way = FindAbandoned(self._given if self._given != self.slot else None, self._limits.claim_max)
-        if self._under_way.slot is None:
+        limit = self._limits.claim_max
+        if self._given != self.slot:
+            self._under_way = FindAbandoned(self._given, limit + own)
+        else:
+            self._under_way = FindAbandoned(None, limit)
             self._search_ns = None
         return [self._under_way]
 

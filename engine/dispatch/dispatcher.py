@@ -615,7 +615,7 @@ class Dispatcher:
             )
             effects += parts.verification.start_lookup(now, parts.acknowledgements_needed)
             effects += parts.purges.start_purge(now)
-            effects += parts.abandoned.start_search(now)
+            effects += parts.abandoned.start_search(now, len(parts.leases))
             effects += parts.follow_ups.start_check(now, demand=bool(parts.groups.subscribers))
         return effects
 

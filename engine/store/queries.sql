@@ -819,9 +819,13 @@ SELECT /* ackstream roster */
     CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 AS BINARY),
     CAST(CONCAT($slots) AS BINARY), CAST(CONCAT($streams) AS BINARY)
 
+-- name: roster_holder
+-- This connection, and the one that holds a lock.
+SELECT /* ackstream roster */ CAST(CONNECTION_ID() AS BINARY), CAST(IS_USED_LOCK($lock) AS BINARY)
+
 -- name: roster_slot
--- Takes a slot, if it is still free.
-SELECT /* ackstream roster */ CAST(GET_LOCK($lock, 0) AS BINARY)
+-- Takes a slot, if it is free or comes free in this time.
+SELECT /* ackstream roster */ CAST(GET_LOCK($lock, $wait_s) AS BINARY)
 
 -- name: roster_announce
 -- Takes and releases the locks of queues.

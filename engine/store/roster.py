@@ -7,6 +7,10 @@ proxy also holds a lock for each queue on which it has streams.
 
 The roster is up to a second old, and a hint. No right to a message depends on it. But the lock of a
 slot shows that the proxy lives whose claims carry the slot (engine.dispatch.abandoned).
+
+A proxy that lost its connection takes the same slot again, because its claims carry it. The server
+may not have ended the former connection yet, and so the lock is still held: then the proxy ends that
+connection, and waits for the lock instead of taking another one.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ import hashlib
 import random
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.model import SLOT_LOCK, TableId
@@ -26,6 +32,12 @@ from engine.store.opening import PROGRAM
 from engine.store.pool import CLOSED
 from engine.store.port import Roster, StoreError, Timed
 from engine.store.queries import statement
+
+RETAKE_S = 1
+"""How long a check waits for the lock of this proxy's former connection."""
+
+FORMER_MAX = 8
+"""Connections whose locks are known as this proxy's own. More than one, if the answer to GET_LOCK was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,8 @@ class RosterConnection:
         self._slot: int | None = None
         self._slot_before: int | None = None
         """The slot that this proxy had last: it takes the same one again if it can."""
+        self._holders: deque[bytes] = deque(maxlen=FORMER_MAX)
+        """The server's ids of the connections that this proxy may hold a slot with."""
         self._others: Sequence[int] = ()
         """The slots of the other proxies, as they were at the last check."""
         self._announced: set[TableId] = set()
@@ -100,6 +114,7 @@ class RosterConnection:
     def abandon(self) -> None:
         """Leave the roster of a server that is not used any more. The next check uses the present
         one."""
+        self._holders.clear()
         if self._checking.acquire(blocking=False):
             try:
                 self._disconnect()
@@ -153,7 +168,25 @@ class RosterConnection:
         return int(now or 0), held, partners
 
     def _take_slot(self, connection: StoreConnection, held: Collection[int]) -> int | None:
-        """Take a free slot; None: there is none. Another proxy may be faster, so each is tried.
+        """Take a slot: the one that this proxy had, if it can. None: there is none.
+
+        Raises StoreError if this proxy's former connection still has its lock.
+        """
+        before = self._slot_before
+        own, holder = self._own_and_holder(connection, before or 0)
+        former = holder if holder in self._holders else None
+        self._holders.append(own)
+        if before is not None and former is not None:
+            slot: int | None = self._retake(connection, before, former)
+        else:
+            slot = self._take_free(connection, held)
+        if slot is not None:
+            self._slot_before = slot
+            self._holders = deque([own], FORMER_MAX)
+        return slot
+
+    def _take_free(self, connection: StoreConnection, held: Collection[int]) -> int | None:
+        """Another proxy may be faster, so each free slot is tried.
 
         The slot that this proxy had is the first. The others come in any order: a proxy that begins
         while another one replaces its connection rarely takes the slot of that one.
@@ -161,12 +194,26 @@ class RosterConnection:
         free = [slot for slot in self._slots if slot not in held]
         random.shuffle(free)
         free.sort(key=lambda slot: slot != self._slot_before)
-        for slot in free:
-            (answer,) = connection.run([statement("roster_slot", lock=text_literal(_slot_lock(slot)))])
-            if text_values(answer.rows[0])[0] == b"1":
-                self._slot_before = slot
-                return slot
-        return None
+        return next((slot for slot in free if self._lock(connection, slot, 0)), None)
+
+    def _retake(self, connection: StoreConnection, slot: int, former: bytes) -> int:
+        """End the former connection, and take its slot."""
+        with suppress(StoreError):  # It may have ended meanwhile (1094).
+            connection.run([statement("kill", connection_id=int(former))])
+        if not self._lock(connection, slot, RETAKE_S):
+            raise StoreError(f"this proxy's former connection still has the lock {_slot_lock(slot)}")
+        return slot
+
+    def _own_and_holder(self, connection: StoreConnection, slot: int) -> tuple[bytes, bytes | None]:
+        """The server's ids of this connection, and of the one that holds a slot; None: none does."""
+        (row,) = connection.run([statement("roster_holder", lock=text_literal(_slot_lock(slot)))])
+        own, holder = text_values(row.rows[0])
+        return own or b"", holder
+
+    def _lock(self, connection: StoreConnection, slot: int, wait_s: int) -> bool:
+        """Whether this connection has got the lock of a slot."""
+        (row,) = connection.run([statement("roster_slot", lock=text_literal(_slot_lock(slot)), wait_s=wait_s)])
+        return text_values(row.rows[0])[0] == b"1"
 
     def _announce(self, connection: StoreConnection, queues: Collection[TableId]) -> None:
         """Hold the locks of these queues and of no others."""

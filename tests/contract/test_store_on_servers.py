@@ -19,12 +19,13 @@ from pymysql.constants import COMMAND
 from engine.catalog.verdict import TableFacts
 from engine.model import NS_PER_S, Delivery, Key, Portion, Return, RowFormat, Share, TableId, Wanted
 from engine.queue_table import BrokenTable, QueueTable
-from engine.store import information_schema, mysql
+from engine.store import information_schema, mysql, roster
 from engine.store.acks import Ack
 from engine.store.connection import Result, StoreConnection
 from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.opening import BackendAddress
 from engine.store.port import AckUnknownError, Origin, Roster, StoreError, Timed
+from engine.store.queries import statement
 from proxy.embedded.server import EmbeddedServer, Flavour
 from proxy.wire.packets import is_end_of_rows
 from tests.support import insides
@@ -807,6 +808,64 @@ class TestRoster:
             one.roster(self.QUEUES)
         both = Roster(slot, frozenset({other}), dict.fromkeys(self.QUEUES, (other,)))
         eventually(lambda: slot in two.roster(self.QUEUES).value.others and one.roster(self.QUEUES).value == both)
+
+    @pytest.fixture
+    def silently_lost(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[MySQLStore], StoreConnection]]:
+        """Lets a proxy lose the connection with its lock, which the server still has. Returns the connection."""
+        lost: list[StoreConnection] = []
+
+        def lose(store: MySQLStore) -> StoreConnection:
+            connection = store._roster._connection
+            assert connection is not None
+            monkeypatch.setattr(connection, "stale", lambda: True)
+            monkeypatch.setattr(connection, "close", lambda: None)
+            lost.append(connection)
+            return connection
+
+        yield lose
+        monkeypatch.undo()
+        for connection in lost:
+            connection.close()
+
+    def test_a_proxy_takes_its_slot_again_though_the_server_has_not_ended_its_former_connection(
+        self, alone: Callable[[], MySQLStore], silently_lost: Callable[[MySQLStore], StoreConnection]
+    ) -> None:
+        one = alone()
+        slot = one.roster([]).value.slot
+        silently_lost(one)
+        assert one.roster([]).value == Roster(slot)
+
+    def test_no_other_slot_is_taken_while_the_former_connection_holds_its_own(
+        self,
+        alone: Callable[[], MySQLStore],
+        silently_lost: Callable[[MySQLStore], StoreConnection],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        one = alone()
+        slot = one.roster([]).value.slot
+        former = silently_lost(one)
+        slow = {"kill": "DO 1"}  # As if the server were busy.
+        monkeypatch.setattr(roster, "statement", lambda name, **given: slow.get(name) or statement(name, **given))
+        for _ in range(2):
+            with pytest.raises(StoreError, match=f"former connection still has the lock ackstream/{slot}"):
+                one.roster([])
+        former.abort()
+        assert one.roster([]).value == Roster(slot)
+
+    def test_a_proxy_whose_slot_another_one_has_takes_another_one(
+        self, alone: Callable[[], MySQLStore], silently_lost: Callable[[MySQLStore], StoreConnection]
+    ) -> None:
+        one = alone()
+        slot = one.roster([]).value.slot or 0
+        former = silently_lost(one)
+        other = alone()
+        other._roster._slot_before = slot
+        former.abort()
+        eventually(lambda: other.read(f"SELECT IS_FREE_LOCK('ackstream/{slot}')").value == [["1"]])
+        assert other.roster([]).value.slot == slot
+        found = one.roster([]).value
+        assert found.slot not in {None, slot}
+        assert found.others == {slot}
 
     def test_a_proxy_beyond_the_number_of_slots_has_none(self, server: EmbeddedServer, flavour: Flavour) -> None:
         address = BackendAddress(server.host, server.port, "root")

@@ -116,6 +116,37 @@ def test_without_a_slot_the_claims_belong_to_nobody(store: MemoryStore) -> None:
     assert lease_ns % 1_000 == 0
 
 
+def test_a_proxy_that_has_its_slot_again_uses_it_whatever_it_has_in_flight(store: MemoryStore) -> None:
+    keys = range(Limits().claim_max + 1)
+    stage = proxy(store, ONE, replace(LEASED, cache_size=len(keys)))
+    for key in keys:
+        stage.enqueue(key)
+    stage.settle()
+    assert sorted(stage.delivered[ONE]) == list(keys)
+    stage.handle(stage.dispatcher.slot_given, 0)
+    stage.handle(stage.dispatcher.slot_given, ONE)
+    rest(stage)
+    assert stage.dispatcher.parts.abandoned.slot == ONE
+    assert sorted(stage.delivered[ONE]) == list(keys)
+
+
+def test_claims_carry_no_slot_until_a_new_one_can_be_used(store: MemoryStore) -> None:
+    stage = proxy(store, ONE)
+    stage.enqueue(7)
+    scan = next(asked for asked in stage.asked if not isinstance(asked.effect, FindAbandoned))
+    stage.handle(stage.dispatcher.slot_given, OTHER)  # Its search has not come back.
+    stage.do(scan)
+    stage.answer(scan)
+    (claim,) = [asked.effect for asked in stage.asked if isinstance(asked.effect, Claim)]
+    assert claim.slot == 0
+    stage.settle()
+    stage.enqueue(8)
+    stage.settle()
+    lease_ns = stage.rows[8].lease_ns
+    assert lease_ns is not None
+    assert lease_ns % 1_000 == OTHER
+
+
 @pytest.mark.parametrize("policy", [POLICY, replace(LEASED, on_disconnect=OnDisconnect.KEEP)], ids=["plain", "keep"])
 def test_nothing_is_searched_for_where_messages_are_not_released(store: MemoryStore, policy: Policy) -> None:
     stage = proxy(store, ONE, policy)
