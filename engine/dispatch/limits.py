@@ -19,6 +19,13 @@ class Limits:
     window_max: int = 2_000
     """Keys read ahead at most: a result of so many holds the event loop for some ms. With 10,000, a
     third of all CPU time went into keys that were scanned again (measured)."""
+    locks_window_max: int = 8_000
+    """The same for streams FOR UPDATE that use up what a scan has read within `window_lasts_ns`. Their
+    consumers took 2,000 messages within 20 ms and then waited for the next scan as long: a drain was a
+    fifth slower (measured)."""
+    window_lasts_ns: int = 100 * MS
+    """What streams FOR UPDATE use up within this time is too little to be read at once, and what lasts
+    for twice as long is too much."""
     over_max: int = 10_000
     """Messages remembered, for each scan under way, that clients acknowledged or deleted since it began. It may
     show them, and then claims of them miss. Streams FOR UPDATE acknowledge thousands during one scan."""

@@ -44,6 +44,8 @@ class ScanState:
     """Whether the scan under way reads the messages of all shares."""
     begun_ns: int = 0
     """When the last scan was started."""
+    lasted_ns: int | None = None
+    """For how long what the scan before the last one had read was enough; None: it was not used up."""
     full_begun_ns: int = 0
     """When the last full scan was started."""
     dirty: bool = True
@@ -115,6 +117,7 @@ class ScanState:
         self.started += 1
         self.whole_started += whole
         self.whole_running = whole
+        self.lasted_ns = now.mono_ns - self.begun_ns if self.runs_low else None
         self.begun_ns = now.mono_ns
         self.dirty = self.widens = False
         self.due_again_ns = self.retry_ns = None

@@ -488,7 +488,7 @@ class ScanScheduler:
     def _adapt_limit(self, group: FilterGroup) -> None:
         scans = group.scans
         before = scans.limit
-        scans.adapt_limit(self._limits.scan_min, self._most)
+        scans.adapt_limit(self._limits.scan_min, self._most_for(group))
         if scans.position is not None and scans.buffer.missed_count > self._limits.window_max:
             scans.reset_to_front()  # A full scan shows which of them are there.
         at_front = scans.position is None and not self._finds_groups(group)
@@ -509,8 +509,21 @@ class ScanScheduler:
     @property
     def _most(self) -> int:
         """How many messages of the front are read ahead for each filter group at most."""
+        return self._part_of(self._limits.window_max)
+
+    def _most_for(self, group: FilterGroup) -> int:
+        """The same for a group whose scan has come back. Streams FOR UPDATE may use up more."""
+        lasted_ns, enough_ns = group.scans.lasted_ns, self._limits.window_lasts_ns
+        if not group.locks or lasted_ns is None or lasted_ns > 2 * enough_ns:
+            return self._most
+        if lasted_ns > enough_ns:
+            return max(self._most, group.scans.limit)
+        return self._part_of(self._limits.locks_window_max)
+
+    def _part_of(self, window: int) -> int:
+        """One filter group's part of a window, here."""
         proxies = 1 if self._share is None else self._share.count
-        return min(self._limits.window_max // self._groups.in_use // proxies, self._policy.cache_size)
+        return min(window // self._groups.in_use // proxies, self._policy.cache_size)
 
     def set_policy(self, policy: Policy) -> None:
         """The table's comment changed."""

@@ -344,3 +344,58 @@ def test_what_a_session_locks_after_the_end_of_its_stream_is_its_transactions() 
     stage.end_transaction(1, commits=True)
     assert stage.dispatcher.in_flight == 0
     assert not effects(stage, Claim)
+
+
+class Reading(Stage):
+    """Notes how many due messages each scan reads at most."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.limits_of_scans: list[int] = []
+
+    def do(self, asked: Asked) -> None:
+        if isinstance(asked.effect, Scan):
+            self.limits_of_scans.append(asked.effect.limit)
+        super().do(asked)
+
+    def consume(self, batches: int, pause_ns: int, *, locks: bool = True, wakes: bool = False) -> set[int]:
+        """Take batches of ten messages, each so long after the one before. Returns how many messages the last scans
+        read ahead, in tens. `wakes`: each time somebody has written to the table."""
+        for number in range(len(self.streams) + 1, len(self.streams) + 1 + batches):
+            if wakes:
+                self.handle(self.dispatcher.woken)
+            self.subscribe(number, 1, limit=10, first_wait_ns=0, locks=locks)
+            self.settle()
+            for key in self.delivered[number]:
+                self.acknowledge(key, seen=True)
+            if locks:
+                self.end_transaction(1, commits=True, certain=True)
+            self.pass_time(pause_ns)
+        return {limit // 10 for limit in self.limits_of_scans[-3:]}
+
+
+def reading() -> Reading:
+    """Messages for streams that read 20 ahead usually, and 80 at most. A scan reads as many more as were taken."""
+    limits = Limits(scan_min=5, window_max=20, locks_window_max=80, lock_max=10)
+    stage = Reading(policy=replace(POLICY, cache_size=1_000, batch_size=10), limits=limits)
+    for key in range(1, 2_001):
+        stage.enqueue(key)
+    return stage
+
+
+ENOUGH_NS = Limits().window_lasts_ns
+
+
+def test_streams_that_use_up_soon_what_a_scan_has_read_read_further_ahead() -> None:
+    stage = reading()
+    assert stage.consume(40, ENOUGH_NS // 10) <= {8, 9}
+    assert stage.consume(40, ENOUGH_NS // 5) <= {8, 9}  # It lasts for longer, but not for twice as long as is enough.
+    assert stage.consume(40, ENOUGH_NS) <= {2, 3}
+
+
+def test_a_scan_for_what_is_new_reads_no_further_ahead() -> None:
+    assert reading().consume(40, ENOUGH_NS, wakes=True) <= {2, 3}
+
+
+def test_streams_that_claim_read_no_further_ahead() -> None:
+    assert reading().consume(40, ENOUGH_NS // 10, locks=False) <= {2, 3}
