@@ -4,6 +4,7 @@
 
 Each scene has a proxy and a server of its own:
 
+* drain: eight consumers finish a backlog. Another SELECT goes through a second proxy, which serves no queue.
 * flood: producers insert twice as many messages as eight consumers acknowledge.
 * crowd: 2,000 endless streams on 100 queues, and 500 connections that run one SELECT after another.
 * connects: 10,000 logins a minute, each with one SELECT. Beside it the same load on the server itself.
@@ -19,12 +20,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import selectors
 import socket
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,6 +57,9 @@ LOGINS_S = 10_000 / 60
 LOGIN_THREADS = 8
 HALF_LOGINS, SLOW_CLIENTS, DEAF_CLIENTS = 400, 100, 20
 CONNECTIONS_MAX = 4_000
+BACKLOG_PER_S = 50_000
+"""More than consumers finish."""
+SECOND = "through a second proxy"
 PAUSE_S = 0.005
 """Between two samples of the observer."""
 PAYLOAD = "x" * 120
@@ -64,17 +70,15 @@ SELECT = frame(b"\x03SELECT 1", 0)
 class Observed:
     """Samples of one phase: latencies in ms, memory in MB."""
 
-    proxied_ms: list[float] = field(default_factory=list)
-    direct_ms: list[float] = field(default_factory=list)
+    ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By way to the server."""
     memory_mb: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
-        way = "{}: p50 {:.2f}, p99 {:.2f} ms".format
         first, last = self.memory_mb[0], self.memory_mb[-1]
         return "; ".join(
             (
-                way("through the proxy", median(self.proxied_ms), percentile(self.proxied_ms, 99)),
-                way("direct", median(self.direct_ms), percentile(self.direct_ms, 99)),
+                *(f"{way}: p50 {median(ms):.2f}, p99 {percentile(ms, 99):.2f} ms" for way, ms in self.ms.items()),
                 f"memory {first:.0f} to {last:.0f} MB, at most {max(self.memory_mb):.0f}",
             )
         )
@@ -85,17 +89,17 @@ class Setting:
 
     def __init__(self, server: EmbeddedServer, proxy: RunningProxy) -> None:
         self.server, self.proxy = server, proxy
-        self._proxied, self._direct = connect(proxy.port, None), connect(server.port, None)
+        self._clients = {"through the proxy": connect(proxy.port, None), "direct": connect(server.port, None)}
 
-    def observe(self, seconds: float) -> Observed:
-        """Sample for so long."""
+    def observe(self, seconds: float, **more: Any) -> Observed:
+        """Sample for so long. `more`: further clients by way."""
         observed, until_s, memory_s = Observed(), time.monotonic() + seconds, 0.0
         while (now_s := time.monotonic()) < until_s:
             if now_s >= memory_s:
                 observed.memory_mb.append(sum(map(resident_bytes, family(self.proxy.pid))) / 1e6)
                 memory_s = now_s + 1
-            observed.proxied_ms.append(_select_ms(self._proxied))
-            observed.direct_ms.append(_select_ms(self._direct))
+            for way, client in {**self._clients, **more}.items():
+                observed.ms[way].append(_select_ms(client))
             time.sleep(PAUSE_S)
         return observed
 
@@ -111,6 +115,36 @@ def processes(works: Sequence[Callable[[], None]]) -> Iterator[None]:
     """Run each in a process of its own, killed afterwards."""
     with consumers(range(len(works)), len(works), lambda number, *_: works[number]()):
         yield
+
+
+# Drain.
+
+
+def fill(port: int, messages: int) -> None:
+    """Have at least so many messages in `m`."""
+    with connect(port).cursor() as cursor:
+        cursor.executemany("INSERT INTO m (payload) VALUES (%s)", [(PAYLOAD,)] * 1_000)
+        for _ in range(math.ceil(math.log2(messages / 1_000))):
+            cursor.execute("INSERT INTO m (payload) SELECT payload FROM m")
+
+
+def drain(setting: Setting, seconds: float) -> None:
+    """Consumers that finish a backlog through one proxy, and clients of another one."""
+    create_queue(connect(setting.server.port), "m", "payload VARCHAR(200)", vt_ack_wait="600", vt_batch_size="200")
+    fill(setting.server.port, int(seconds * BACKLOG_PER_S))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_proxy(setting.server, Path(folder) / "log", ("--log-level", "warning"), forked=False) as second,
+    ):
+        client = connect(second.port, None)
+        before = setting.observe(seconds / 4, **{SECOND: client})
+        print(f"  before: {before}", flush=True)
+        with consumers([setting.proxy.port], CONSUMERS):
+            eventually(lambda: setting.proxy.metric("claimed_total") > 0)
+            began = setting.proxy.metric("claimed_total")
+            observed = setting.observe(seconds, **{SECOND: client})
+            done = setting.proxy.metric("claimed_total") - began
+        print(f"  drain, {done / seconds:,.0f} messages/s: {observed}", flush=True)
 
 
 # Flood.
@@ -289,6 +323,7 @@ def slow(setting: Setting, seconds: float) -> None:
 
 
 SCENES: dict[str, Callable[[Setting, float], None]] = {
+    "drain": drain,
     "flood": flood,
     "crowd": crowd,
     "connects": connects,

@@ -172,6 +172,16 @@ class StoreExecutor:
         async with self._locked.turn(table):
             return await self._call(table, method, *args)
 
+    async def call_apart(self, method: Callable[..., Timed[T]], *args: Any) -> T:
+        """The same for a method that is about no queue, on a thread of its own: it does not wait for other calls.
+        Only if the system gives no thread, it does."""
+        timed = partial(_timed, method, *args)
+        try:
+            calling = self._threads.start_apart(timed)
+        except RuntimeError:
+            calling = self._threads.start(timed)
+        return self._observed(await self._failing(None, calling))
+
     def begin(
         self,
         method: Callable[..., BegunCall[T] | None],

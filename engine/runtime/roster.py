@@ -3,6 +3,10 @@ again.
 
 If the roster cannot be read (no server, or one without user-level locks), this proxy takes the
 messages of all shares, as if it were alone.
+
+The checks keep the lock of this proxy's slot: the server ends its session if none comes for some time,
+and another check has to follow soon after the session has ended. So they do not wait for other store
+calls, which may all wait for locks.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ class RosterWatch:
         before, announced = (self.found, self._announced), self._queues()
         server = self._servers
         try:
-            found = await self._executor.call(self._executor.store.roster, announced)
+            found = await self._executor.call_apart(self._executor.store.roster, announced)
             if server != self._servers:  # It is the roster of another server.
                 return 0.0
             self.found = found
