@@ -178,8 +178,8 @@ class RosterConnection:
         self._holders.append(own)
         if before is not None and former is not None:
             slot: int | None = self._retake(connection, before, former)
-        else:
-            slot = self._take_free(connection, held)
+        else:  # The former connection may have ended since `held` was read.
+            slot = self._take_free(connection, [other for other in held if holder is not None or other != before])
         if slot is not None:
             self._slot_before = slot
             self._holders = deque([own], FORMER_MAX)

@@ -26,6 +26,7 @@ from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.opening import BackendAddress
 from engine.store.port import AckUnknownError, Origin, Roster, StoreError, Timed
 from engine.store.queries import statement
+from engine.store.roster import RosterConnection
 from proxy.embedded.server import EmbeddedServer, Flavour
 from proxy.wire.packets import is_end_of_rows
 from tests.support import insides
@@ -834,6 +835,26 @@ class TestRoster:
         slot = one.roster([]).value.slot
         silently_lost(one)
         assert one.roster([]).value == Roster(slot)
+
+    def test_a_proxy_takes_its_slot_again_if_its_former_connection_ends_while_it_looks(
+        self,
+        alone: Callable[[], MySQLStore],
+        silently_lost: Callable[[MySQLStore], StoreConnection],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        one, other = alone(), alone()
+        slot = one.roster([]).value.slot
+        former = silently_lost(one)
+        read = RosterConnection._read
+
+        def read_before_the_end(roster: RosterConnection, *given: Any) -> Any:
+            found = read(roster, *given)
+            former.abort()
+            eventually(lambda: other.read(f"SELECT IS_FREE_LOCK('ackstream/{slot}')").value == [["1"]])
+            return found
+
+        monkeypatch.setattr(RosterConnection, "_read", read_before_the_end)
+        assert one._roster.check([]).value.slot == slot
 
     def test_no_other_slot_is_taken_while_the_former_connection_holds_its_own(
         self,
