@@ -519,7 +519,16 @@ class Definer:
         elif what == "pause":
             await connection.run(f"PAUSE QUEUE {name}", "ddl", name)
             await self._load.pause(draw.uniform(0, 2))
-            await connection.run(f"RESUME QUEUE {name}", "ddl", name)
+            await self._resume(connection)
+
+    async def _resume(self, connection: Connection) -> None:
+        """Until it succeeds, because nobody else does it once all faults are over. A transaction may have the table for
+        longer than the wait for its lock."""
+        while True:
+            with contextlib.suppress(ServerError):
+                await connection.run(f"RESUME QUEUE {self._plan.name}", "ddl", self._plan.name)
+                return
+            await self._load.pause(PAUSE_S)
 
 
 class Resizer:
