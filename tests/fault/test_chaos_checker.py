@@ -576,6 +576,25 @@ def test_messages_come_in_the_order_of_their_insertion_if_they_were_there(commit
     assert history.rules() == rules
 
 
+@pytest.mark.parametrize(("locked", "rules"), [(2, []), (1, ["no progress"])])
+def test_a_due_message_that_a_transaction_holds_does_not_wait(history, locked, rules) -> None:
+    """A lock leaves it due."""
+    for token in (1, 2):
+        history.run(0, "insert", [token])
+    history.add(10, "phase", name="healed")
+    for token in range(1, 1 + locked):
+        history.got(10, token, epoch=0, tx="t", locking=True)
+    for at in range(11, 40):
+        history.add(at, "sample", what="queue", queue=Q, waiting=2, due=2, oldest_us=0)
+    if locked == 1:
+        history.got(41, 2, epoch=0, tx="t", locking=True)
+    history.run(42, "ack", [1, 2], tx="t")
+    history.run(43, "commit", [], tx="t")
+    for token in (1, 2):
+        history.row(token)
+    assert history.rules() == rules
+
+
 def test_a_due_message_does_not_wait_once_all_faults_are_over(history) -> None:
     history.add(10, "phase", name="healed")
     for at in range(10, 40):

@@ -295,6 +295,8 @@ class Facts:
         self.samples: list[tuple[int, dict[str, Any]]] = []
         self.arrivals: dict[str, list[int]] = defaultdict(list)
         """Per queue, when something was delivered, once all faults were over."""
+        self.locked: dict[str, list[tuple[int, int, str, str]]] = defaultdict(list)
+        """Per queue: when FOR UPDATE delivered messages, how many, and the transaction and the connection."""
         self.memory: Counter[int] = Counter()
         self.alarms: list[str] = []
         self.former_written = False
@@ -357,7 +359,10 @@ class Facts:
     def _note_got(self, at: int, values: dict[str, Any]) -> None:
         connection, queue = self.connections[values["conn"]], values["queue"]
         if values["locking"]:
-            connection.last_lock = self.operations[values["op"]].begin
+            operation = self.operations[values["op"]]
+            connection.last_lock = operation.begin
+            count = sum(1 for _, _, tokens in values["rows"] for _ in unpack(tokens))
+            self.locked[queue].append((at, count, str(operation.tx), values["conn"]))
         else:
             claims = (earliest_claim_us(self.plans[queue], epoch, until) for epoch, until, _ in values["rows"])
             connection.last_claim_us = max(connection.last_claim_us, *claims)
@@ -461,6 +466,14 @@ class Facts:
         return any(
             fault.proxy in {-1, connection.proxy} and fault.end + FREEING[fault.what] >= self.claimed(first)
             for fault in self._freeing[: bisect_right(self._freeing, until, key=lambda fault: fault.begin)]
+        )
+
+    def locked_at(self, queue: str, at: int) -> int:
+        """How many messages of a queue the transactions of clients hold, which were delivered to them."""
+        return sum(
+            count
+            for since, count, tx, conn in self.locked[queue]
+            if since <= at < min(self.transactions[tx].over, self.connections[conn].closed)
         )
 
     @cached_property
@@ -652,14 +665,14 @@ def sums(facts: Facts, acked: Counter[str]) -> Iterator[Violation]:
 
 def progress(facts: Facts) -> Iterator[Violation]:
     """Once the last fault is over, no due message waits while its queue delivers nothing, nor any other queue that
-    shares its semaphores. While the server does not answer the harness either, time does not count."""
+    shares its semaphores. Those that a transaction holds, which FOR UPDATE leaves due, do not wait. While the server does not answer the harness either, time does not count."""
     counted = _counted_time([at for at, _ in facts.samples])
     waiting_since: dict[str, int] = {}
     sharing = [queue for queue, plan in facts.plans.items() if plan.needs]
     shared = sorted(at for queue in sharing for at in facts.arrivals[queue])
     for at, sample in facts.samples:
         queue = sample["queue"]
-        if not sample["due"]:
+        if sample["due"] <= facts.locked_at(queue, at):
             waiting_since.pop(queue, None)
             continue
         since = waiting_since.setdefault(queue, at)
