@@ -665,7 +665,8 @@ def sums(facts: Facts, acked: Counter[str]) -> Iterator[Violation]:
 
 def progress(facts: Facts) -> Iterator[Violation]:
     """Once the last fault is over, no due message waits while its queue delivers nothing, nor any other queue that
-    shares its semaphores. Those that a transaction holds, which FOR UPDATE leaves due, do not wait. While the server does not answer the harness either, time does not count."""
+    shares its semaphores. Those that a transaction holds, which FOR UPDATE leaves due, do not wait. While the server
+    does not answer the harness either, time does not count."""
     counted = _counted_time([at for at, _ in facts.samples])
     waiting_since: dict[str, int] = {}
     sharing = [queue for queue, plan in facts.plans.items() if plan.needs]
