@@ -820,11 +820,11 @@ SELECT /* ackstream roster */
     CAST(CONCAT($slots) AS BINARY), CAST(CONCAT($streams) AS BINARY)
 
 -- name: roster_holder
--- This connection, and the one that holds a lock.
-SELECT /* ackstream roster */ CAST(CONNECTION_ID() AS BINARY), CAST(IS_USED_LOCK($lock) AS BINARY)
+-- The connection that holds a lock, and whether it also holds one of these.
+SELECT /* ackstream roster */ CAST(IS_USED_LOCK($lock) AS BINARY), CAST(IS_USED_LOCK($lock) IN ($marks) AS BINARY)
 
--- name: roster_slot
--- Takes a slot, if it is free or comes free in this time.
+-- name: roster_lock
+-- Takes a lock, if it is free or comes free in this time.
 SELECT /* ackstream roster */ CAST(GET_LOCK($lock, $wait_s) AS BINARY)
 
 -- name: roster_announce

@@ -10,7 +10,9 @@ slot shows that the proxy lives whose claims carry the slot (engine.dispatch.aba
 
 A proxy that lost its connection takes the same slot again, because its claims carry it. The server
 may not have ended the former connection yet, and so the lock is still held: then the proxy ends that
-connection, and waits for the lock instead of taking another one.
+connection, and waits for the lock instead of taking another one. Each connection also holds a lock
+with a random name, its mark, by which the proxy knows its own: a server that was restarted gives the
+numbers of former connections to others.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -36,8 +39,8 @@ from engine.store.queries import statement
 RETAKE_S = 1
 """How long a check waits for the lock of this proxy's former connection."""
 
-FORMER_MAX = 8
-"""Connections whose locks are known as this proxy's own. More than one, if the answer to GET_LOCK was lost."""
+MARKS_MAX = 8
+"""Connections that are known as this proxy's own. More than one, if the answer to GET_LOCK was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,8 @@ class RosterConnection:
         self._slot: int | None = None
         self._slot_before: int | None = None
         """The slot that this proxy had last: it takes the same one again if it can."""
-        self._holders: deque[bytes] = deque(maxlen=FORMER_MAX)
-        """The server's ids of the connections that this proxy may hold a slot with."""
+        self._marks: deque[str] = deque(maxlen=MARKS_MAX)
+        """The marks of the connections that this proxy may hold a slot with."""
         self._others: Sequence[int] = ()
         """The slots of the other proxies, as they were at the last check."""
         self._announced: set[TableId] = set()
@@ -114,7 +117,6 @@ class RosterConnection:
     def abandon(self) -> None:
         """Leave the roster of a server that is not used any more. The next check uses the present
         one."""
-        self._holders.clear()
         if self._checking.acquire(blocking=False):
             try:
                 self._disconnect()
@@ -172,17 +174,17 @@ class RosterConnection:
 
         Raises StoreError if this proxy's former connection still has its lock.
         """
-        before = self._slot_before
-        own, holder = self._own_and_holder(connection, before or 0)
-        former = holder if holder in self._holders else None
-        self._holders.append(own)
-        if before is not None and former is not None:
-            slot: int | None = self._retake(connection, before, former)
+        before, mark = self._slot_before, f"{SLOT_LOCK}mark/{secrets.token_hex(16)}"
+        holder, is_own = self._holder(connection, before or 0)
+        self._marks.append(mark)
+        self._lock(connection, mark, 0)
+        if before is not None and holder is not None and is_own:
+            slot: int | None = self._retake(connection, before, holder)
         else:  # The former connection may have ended since `held` was read.
             slot = self._take_free(connection, [other for other in held if holder is not None or other != before])
         if slot is not None:
             self._slot_before = slot
-            self._holders = deque([own], FORMER_MAX)
+            self._marks = deque([mark], MARKS_MAX)
         return slot
 
     def _take_free(self, connection: StoreConnection, held: Collection[int]) -> int | None:
@@ -194,25 +196,26 @@ class RosterConnection:
         free = [slot for slot in self._slots if slot not in held]
         random.shuffle(free)
         free.sort(key=lambda slot: slot != self._slot_before)
-        return next((slot for slot in free if self._lock(connection, slot, 0)), None)
+        return next((slot for slot in free if self._lock(connection, _slot_lock(slot), 0)), None)
 
-    def _retake(self, connection: StoreConnection, slot: int, former: bytes) -> int:
+    def _retake(self, connection: StoreConnection, slot: int, former: int) -> int:
         """End the former connection, and take its slot."""
         with suppress(StoreError):  # It may have ended meanwhile (1094).
-            connection.run([statement("kill", connection_id=int(former))])
-        if not self._lock(connection, slot, RETAKE_S):
+            connection.run([statement("kill", connection_id=former)])
+        if not self._lock(connection, _slot_lock(slot), RETAKE_S):
             raise StoreError(f"this proxy's former connection still has the lock {_slot_lock(slot)}")
         return slot
 
-    def _own_and_holder(self, connection: StoreConnection, slot: int) -> tuple[bytes, bytes | None]:
-        """The server's ids of this connection, and of the one that holds a slot; None: none does."""
-        (row,) = connection.run([statement("roster_holder", lock=text_literal(_slot_lock(slot)))])
-        own, holder = text_values(row.rows[0])
-        return own or b"", holder
+    def _holder(self, connection: StoreConnection, slot: int) -> tuple[int | None, bool]:
+        """The server's id of the connection that holds a slot (None: none does), and whether it is this proxy's."""
+        marks = ", ".join(["NULL", *(f"IS_USED_LOCK({text_literal(mark)})" for mark in self._marks)])
+        (row,) = connection.run([statement("roster_holder", lock=text_literal(_slot_lock(slot)), marks=marks)])
+        holder, is_own = text_values(row.rows[0])
+        return None if holder is None else int(holder), is_own == b"1"
 
-    def _lock(self, connection: StoreConnection, slot: int, wait_s: int) -> bool:
-        """Whether this connection has got the lock of a slot."""
-        (row,) = connection.run([statement("roster_slot", lock=text_literal(_slot_lock(slot)), wait_s=wait_s)])
+    def _lock(self, connection: StoreConnection, lock: str, wait_s: int) -> bool:
+        """Whether this connection has got a lock."""
+        (row,) = connection.run([statement("roster_lock", lock=text_literal(lock), wait_s=wait_s)])
         return text_values(row.rows[0])[0] == b"1"
 
     def _announce(self, connection: StoreConnection, queues: Collection[TableId]) -> None:

@@ -887,6 +887,8 @@ class TestRoster:
         found = one.roster([]).value
         assert found.slot not in {None, slot}
         assert found.others == {slot}
+        assert other._roster._connection is not None
+        assert not other._roster._connection.stale()  # It was not ended as a former connection of this proxy.
 
     def test_a_proxy_beyond_the_number_of_slots_has_none(self, server: EmbeddedServer, flavour: Flavour) -> None:
         address = BackendAddress(server.host, server.port, "root")
