@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_Call = tuple[asyncio.Future[Any], Callable[[], Any]]
+
+
+class Mark(Enum):
+    """What is in the queue in place of a call."""
+
+    FIRST = auto()
+    """A call that precedes the others was added."""
+    END = auto()
+    """The thread that takes it ends."""
 
 
 class CallThreads:
@@ -26,7 +39,9 @@ class CallThreads:
         self._name = name
         self._begun = 0
         self._under_way = 0
-        self._calls: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[_Call | Mark] = SimpleQueue()
+        self._first: deque[_Call] = deque()
+        """Calls that precede those in the queue, where each has a mark: it wakes a thread."""
 
     async def run(self, function: Callable[[], T]) -> T:
         """Call the function on a thread. Returns what it returns, and raises what it raises.
@@ -35,14 +50,18 @@ class CallThreads:
         """
         return await self.start(function)
 
-    def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """The same without waiting."""
+    def start(self, function: Callable[[], T], *, first: bool = False) -> asyncio.Future[T]:
+        """The same without waiting. `first`: it precedes the calls that have not begun."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._under_way += 1
         if self._begun < min(self._under_way, self._threads_max):
             threading.Thread(target=self._work, name=f"{self._name}_{self._begun}", daemon=True).start()
             self._begun += 1
-        self._calls.put((answer, function))
+        if first:
+            self._first.append((answer, function))
+            self._calls.put(Mark.FIRST)
+        else:
+            self._calls.put((answer, function))
         return answer
 
     def start_apart(self, function: Callable[[], T]) -> asyncio.Future[T]:
@@ -56,17 +75,31 @@ class CallThreads:
     def close(self) -> None:
         """End the threads when their calls return. Calls that have not begun are not made, and their
         callers are cancelled."""
+        with suppress(IndexError):
+            while True:
+                self._first.popleft()[0].cancel()
         with suppress(Empty):
-            while (call := self._calls.get_nowait()) is not None:
-                call[0].cancel()
+            while True:
+                if not isinstance(call := self._calls.get_nowait(), Mark):
+                    call[0].cancel()
         for _ in range(self._begun):
-            self._calls.put(None)
+            self._calls.put(Mark.END)
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            if not self._run(*call):
+        while (call := self._calls.get()) is not Mark.END:
+            if self._first and not self._run_first():
+                return
+            if call is not Mark.FIRST and not self._run(*call):
                 return
             del call  # The next one may come late.
+
+    def _run_first(self) -> bool:
+        """Run the calls that precede the others. Returns False if the loop is closed."""
+        with suppress(IndexError):
+            while True:
+                if not self._run(*self._first.popleft()):
+                    return False
+        return True
 
     def _run(self, answer: asyncio.Future[Any], function: Callable[[], Any]) -> bool:
         """Returns False if the loop is closed."""

@@ -167,10 +167,10 @@ class StoreExecutor:
         call waits for its turn among those on locked tables. Raises StoreError.
         """
         table = args[0].id if args and isinstance(args[0], QueueTable) else None
-        if table is None or not self._locked.contains(table):
+        if table is None or not self._locked.contains(table, method.__name__):
             return await self._call(table, method, *args)
-        async with self._locked.turn(table):
-            return await self._call(table, method, *args)
+        async with self._locked.turn(table, method.__name__):
+            return await self._call(table, method, *args, first=True)
 
     async def call_apart(self, method: Callable[..., Timed[T]], *args: Any) -> T:
         """The same for a method that is about no queue, on a thread of its own: it does not wait for other calls.
@@ -180,7 +180,7 @@ class StoreExecutor:
             calling = self._threads.start_apart(timed)
         except RuntimeError:
             calling = self._threads.start(timed)
-        return self._observed(await self._failing(None, calling))
+        return self._observed(await self._outcome(None, method, calling))
 
     def begin(
         self,
@@ -192,7 +192,7 @@ class StoreExecutor:
         """Have the server begin a call of `called` now, without a thread, by `method`: `begin_claim` or
         `begin_acks` of the store. Returns what waits for the result, as `call` does. None: it has to be
         called."""
-        if self._locked.contains(queue.id):
+        if self._locked.contains(queue.id, called.__name__):
             return None
         begun_ns = time.monotonic_ns()
         begun = method(queue, *args)
@@ -208,21 +208,25 @@ class StoreExecutor:
         queue: QueueTable,
         *args: Any,
     ) -> T:
-        answered = await self._failing(queue.id, calling)
+        answered = await self._outcome(queue.id, called, calling)
         return await self.call(called, queue, *args) if answered is None else self._observed(answered)
 
-    async def _call(self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any) -> T:
-        return self._observed(await self._failing(table, self._threads.start(partial(_timed, method, *args))))
+    async def _call(self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any, first: bool = False) -> T:
+        calling = self._threads.start(partial(_timed, method, *args), first=first)
+        return self._observed(await self._outcome(table, method, calling))
 
-    async def _failing(self, table: TableId | None, calling: asyncio.Future[V]) -> V:
-        """The outcome of a call. Takes note of an error."""
+    async def _outcome(self, table: TableId | None, method: Callable[..., Any], calling: asyncio.Future[V]) -> V:
+        """The outcome of a call. Takes note of an error, and of whether the table is locked."""
         try:
-            return await calling
+            outcome = await calling
         except StoreError as error:
             self.counters.store_errors += 1
             if table is not None and error.waited:
-                self._locked.waited(table)
+                self._locked.waited(table, method.__name__)
             raise
+        if table is not None and outcome is not None:  # None: the call that was begun has to be called.
+            self._locked.passed(table, method.__name__)
+        return outcome
 
     def _observed(self, answered: _Answered[T]) -> T:
         """The value of a result. Takes note of the server's clock."""

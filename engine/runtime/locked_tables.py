@@ -3,17 +3,66 @@
 LOCK TABLES, an ALTER TABLE that copies, and mysqldump without --single-transaction let each
 statement on a table wait until it fails with 1205, a second later. A few such queues would have all
 threads waiting, and other queues none. So, after a call has failed like this, the next calls on
-that table take turns with those on other locked tables.
+that table take turns: one at a time for each table, and few over all of them.
+
+Something that ends soon, such as a lock on all tables or a server that stands still, lets calls on
+many tables fail. If one of these tables stays locked, its calls do not delay the others for long:
+it has one turn at a time, and a call that succeeds shows that others like it need no turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from engine.model import TableId
+
+
+@dataclass(slots=True)
+class _Locked:
+    """What is known of a table that was locked a moment ago, and its calls."""
+
+    until_s: float = 0.0
+    passing: set[str] = field(default_factory=set)
+    """The methods that have succeeded since: LOCK TABLES … READ, for example, lets scans pass."""
+    has_turn: bool = False
+    """Whether a call has the turn, or waits for it. With many locked tables, that may take longer than the
+    table is kept."""
+    waiting: deque[tuple[str, asyncio.Future[bool]]] = field(default_factory=deque)
+    """Calls that wait for their turn: their method, and whether they need one when they go on."""
+
+    async def wait(self, method: str) -> bool:
+        """Wait until it is this call's turn (True), or until its method passes (False)."""
+        if not self.has_turn:
+            self.has_turn = True
+            return True
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.waiting.append((method, waiter))
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.result():
+                self.next()
+            raise
+
+    def next(self) -> None:
+        """A turn has ended. The next call has the turn."""
+        while self.waiting:
+            _, waiter = self.waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(True)
+                return
+        self.has_turn = False
+
+    def passes(self, method: str) -> None:
+        """Calls of this method need no turn."""
+        self.passing.add(method)
+        for one, waiter in self.waiting:
+            if one == method and not waiter.done():
+                waiter.set_result(False)
 
 
 class LockedTables:
@@ -24,31 +73,42 @@ class LockedTables:
         a table counts as locked. `clock`: monotonic, in seconds."""
         self._kept_s, self._clock = kept_s, clock
         self._turns = asyncio.Semaphore(calls_max)
-        self._until_s: dict[TableId, float] = {}
-        self._calls: Counter[TableId] = Counter()
-        """Calls that wait for their turn, or have it. With many locked tables, they may wait for longer than
-        `kept_s`."""
+        self._locked: dict[TableId, _Locked] = {}
 
-    def waited(self, table: TableId) -> None:
-        """A call on the table has failed because it waited for a lock."""
+    def waited(self, table: TableId, method: str) -> None:
+        """A call of this method on the table has failed because it waited for a lock."""
         now_s = self._clock()
-        self._until_s = {other: until_s for other, until_s in self._until_s.items() if now_s < until_s}
-        self._until_s[table] = now_s + self._kept_s
+        kept = {other: locked for other, locked in self._locked.items() if locked.has_turn or now_s < locked.until_s}
+        locked = kept.setdefault(table, _Locked())
+        locked.until_s = now_s + self._kept_s
+        locked.passing.discard(method)
+        self._locked = kept
 
-    def contains(self, table: TableId) -> bool:
-        """Whether calls on the table need a turn."""
-        if not self._until_s:
+    def passed(self, table: TableId, method: str) -> None:
+        """A call of this method on the table has succeeded."""
+        if (locked := self._locked.get(table)) is not None:
+            locked.passes(method)
+
+    def contains(self, table: TableId, method: str) -> bool:
+        """Whether a call of this method on the table needs a turn."""
+        locked = self._locked.get(table)
+        if locked is None or method in locked.passing:
             return False
-        return self._clock() < self._until_s.get(table, 0.0) or self._calls[table] > 0
+        return locked.has_turn or self._clock() < locked.until_s
 
     @asynccontextmanager
-    async def turn(self, table: TableId) -> AsyncIterator[None]:
-        """Wait for a turn, in the order of the callers, and have it for the time of the block."""
-        self._calls[table] += 1
+    async def turn(self, table: TableId, method: str) -> AsyncIterator[None]:
+        """Wait for a turn, and have it for the time of the block. Only while `contains` is true.
+
+        Each table has its turns in the order of its callers, and tables in the order in which their
+        next calls came. A call whose method passes meanwhile waits no longer.
+        """
+        locked = self._locked[table]
+        if not await locked.wait(method):
+            yield
+            return
         try:
             async with self._turns:
                 yield
         finally:
-            self._calls[table] -= 1
-            if not self._calls[table]:
-                del self._calls[table]
+            locked.next()

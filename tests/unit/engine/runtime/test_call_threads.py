@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -145,3 +146,39 @@ def test_a_call_that_returns_after_the_loop_ends_its_thread_silently() -> None:
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
         assert not thread.is_alive()
+
+
+def _note(order: list[str], name: str) -> None:
+    order.append(name)
+
+
+def test_a_call_may_precede_those_that_have_not_begun() -> None:
+    async def steps(threads: CallThreads) -> None:
+        order: list[str] = []
+        gate = Gate(asyncio.get_running_loop())
+        calls: list[asyncio.Future[Any]] = [threads.start(gate)]
+        await gate.entered.wait()
+        calls += [threads.start(partial(_note, order, name)) for name in ("second", "third")]
+        calls += [threads.start(partial(_note, order, name), first=True) for name in ("first", "first, too")]
+        gate.let_go()
+        await asyncio.gather(*calls)
+        assert order == ["first", "first, too", "second", "third"]
+        assert await threads.start(lambda: 5, first=True) == 5
+
+    play(steps, threads_max=1)
+
+
+def test_a_call_that_precedes_others_is_not_made_after_the_end() -> None:
+    async def steps(threads: CallThreads) -> None:
+        made: list[int] = []
+        gate = Gate(asyncio.get_running_loop())
+        running = threads.start(gate)
+        await gate.entered.wait()
+        late = threads.start(lambda: made.append(1), first=True)
+        threads.close()
+        gate.let_go()
+        await running
+        assert late.cancelled()
+        assert made == []
+
+    play(steps, threads_max=1)

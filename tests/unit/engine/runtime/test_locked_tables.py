@@ -34,19 +34,24 @@ def succeeds(_queue: QueueTable) -> Timed[None]:
     return Timed(None, NOW_NS)
 
 
+def scans(_queue: QueueTable) -> Timed[None]:
+    return Timed(None, NOW_NS)
+
+
 class Gate:
     """A store's method whose calls wait until they are let go."""
 
     def __init__(self) -> None:
+        self.__name__ = "gate"
         self.waiting: list[QueueTable] = []
         self._loop = asyncio.get_running_loop()
         self._entered = asyncio.Event()
-        self._open = threading.Event()
+        self._passes = threading.Semaphore(0)
 
     def __call__(self, queue: QueueTable) -> Timed[None]:
         self.waiting.append(queue)
         self._loop.call_soon_threadsafe(self._entered.set)
-        assert self._open.wait(10)
+        assert self._passes.acquire(timeout=10)
         return Timed(None, NOW_NS)
 
     async def reached_by(self, calls: int) -> None:
@@ -54,8 +59,11 @@ class Gate:
             self._entered.clear()
             await self._entered.wait()
 
+    def let_go_of(self, calls: int) -> None:
+        self._passes.release(calls)
+
     def let_go(self) -> None:
-        self._open.set()
+        self.let_go_of(1_000)
 
 
 def play(scene: Callable[[StoreExecutor, Gate], Awaitable[None]]) -> None:
@@ -112,8 +120,8 @@ def test_a_failure_for_another_reason_holds_nothing_back() -> None:
 
 def test_a_call_whose_caller_is_cancelled_gives_its_turn_back() -> None:
     async def scene(executor: StoreExecutor, gate: Gate) -> None:
-        await lock(executor, queue(0))
-        calls = [asyncio.ensure_future(executor.call(gate, queue(0))) for _ in range(10)]
+        await lock(executor, queue(0), queue(1))
+        calls = [asyncio.ensure_future(executor.call(gate, queue(number % 2))) for number in range(10)]
         await gate.reached_by(LOCKED_CALLS)
         for call in calls:
             call.cancel()
@@ -123,17 +131,105 @@ def test_a_call_whose_caller_is_cancelled_gives_its_turn_back() -> None:
     play(scene)
 
 
+def test_a_table_that_stays_locked_has_one_turn_at_a_time() -> None:
+    """Tables that were locked for a moment with it have the other turns."""
+
+    async def scene(executor: StoreExecutor, gate: Gate) -> None:
+        locked, free = queue(0), queue(1)
+        await lock(executor, locked, free)
+        calls = [asyncio.ensure_future(executor.call(gate, locked)) for _ in range(10)]
+        await gate.reached_by(1)
+        await executor.call(succeeds, free)
+        assert gate.waiting == [locked]
+        gate.let_go()
+        await asyncio.gather(*calls)
+
+    play(scene)
+
+
+def test_a_method_that_has_succeeded_needs_no_turn() -> None:
+    """A table that others may only read, for example: scans pass, and claims wait."""
+
+    async def scene(executor: StoreExecutor, gate: Gate) -> None:
+        locked = [queue(number) for number in range(LOCKED_CALLS)]
+        await lock(executor, *locked)
+        for one in locked:
+            await executor.call(scans, one)
+        calls = [asyncio.ensure_future(executor.call(gate, one)) for one in locked]
+        await gate.reached_by(LOCKED_CALLS)
+        late = asyncio.ensure_future(executor.call(succeeds, locked[0]))
+        for _ in range(THREADS):
+            for one in locked:
+                await executor.call(scans, one)
+        assert not late.done()
+        gate.let_go()
+        await asyncio.gather(*calls, late)
+
+    play(scene)
+
+
+def test_calls_that_wait_for_a_turn_go_on_when_their_method_has_succeeded() -> None:
+    """Otherwise each of them would wait for one turn after the other."""
+
+    async def scene(executor: StoreExecutor, gate: Gate) -> None:
+        await lock(executor, queue(0))
+        first = asyncio.ensure_future(executor.call(scans, queue(0)))
+        others = [asyncio.ensure_future(executor.call(gate, queue(0))) for _ in range(THREADS)]
+        await first
+        await gate.reached_by(1)
+        assert len(gate.waiting) == 1
+        gate.let_go_of(1)
+        await gate.reached_by(THREADS)
+        gate.let_go()
+        await asyncio.gather(*others)
+
+    play(scene)
+
+
+def test_a_turn_comes_before_the_calls_that_wait_for_a_thread() -> None:
+    """If the threads are busy, each turn would last as long as their backlog, and others wait for it."""
+
+    async def scene(executor: StoreExecutor, gate: Gate) -> None:
+        await lock(executor, queue(0))
+        others = [asyncio.ensure_future(executor.call(gate, queue(number))) for number in range(1, 3 * THREADS)]
+        await gate.reached_by(THREADS)
+        locked = asyncio.ensure_future(executor.call(gate, queue(0)))
+        await asyncio.sleep(0)
+        gate.let_go_of(1)
+        await gate.reached_by(THREADS + 1)
+        assert gate.waiting[THREADS] == queue(0)
+        gate.let_go()
+        await asyncio.gather(*others, locked)
+
+    play(scene)
+
+
+def test_a_method_that_fails_again_needs_a_turn_again() -> None:
+    tables, one = LockedTables(1, 10.0, lambda: 100.0), TableId("test", "m")
+    tables.waited(one, "claim")
+    for method in ("claim", "scan"):
+        tables.passed(one, method)
+        assert not tables.contains(one, method)
+    tables.waited(one, "claim")
+    assert tables.contains(one, "claim")
+    assert not tables.contains(one, "scan")
+
+
 def test_a_table_counts_as_locked_until_some_time_after_its_last_failure_and_while_calls_wait() -> None:
     async def played() -> None:
         now_s = 100.0
         tables, one = LockedTables(1, 10.0, lambda: now_s), TableId("test", "m")
-        assert not tables.contains(one)
-        tables.waited(one)
+        assert not tables.contains(one, "scan")
+        tables.waited(one, "scan")
+        tables.passed(one, "claim")
         now_s += 9.9
-        assert tables.contains(one)
-        async with tables.turn(one):
+        assert tables.contains(one, "scan")
+        async with tables.turn(one, "scan"):
             now_s += 100
-            assert tables.contains(one)
-        assert not tables.contains(one)
+            tables.waited(TableId("test", "other"), "scan")
+            assert tables.contains(one, "scan")
+        assert not tables.contains(one, "scan")
+        tables.waited(one, "scan")
+        assert tables.contains(one, "claim")
 
     asyncio.run(played())
