@@ -4,7 +4,8 @@
 
 Each scene has a proxy and a server of its own:
 
-* drain: eight consumers finish a backlog. Another SELECT goes through a second proxy, which serves no queue.
+* drain: eight consumers finish a backlog. Other SELECTs go through the proxy's address for clients that
+  receive no messages, and through a second proxy, which serves no queue.
 * flood: producers insert twice as many messages as eight consumers acknowledge.
 * crowd: 2,000 endless streams on 100 queues, and 500 connections that run one SELECT after another.
 * connects: 10,000 logins a minute, each with one SELECT. Beside it the same load on the server itself.
@@ -59,6 +60,7 @@ HALF_LOGINS, SLOW_CLIENTS, DEAF_CLIENTS = 400, 100, 20
 CONNECTIONS_MAX = 4_000
 BACKLOG_PER_S = 50_000
 """More than consumers finish."""
+APART = "through listen_statements"
 SECOND = "through a second proxy"
 PAUSE_S = 0.005
 """Between two samples of the observer."""
@@ -129,20 +131,20 @@ def fill(port: int, messages: int) -> None:
 
 
 def drain(setting: Setting, seconds: float) -> None:
-    """Consumers that finish a backlog through one proxy, and clients of another one."""
+    """Consumers that finish a backlog through one proxy, and clients apart from them."""
     create_queue(connect(setting.server.port), "m", "payload VARCHAR(200)", vt_ack_wait="600", vt_batch_size="200")
     fill(setting.server.port, int(seconds * BACKLOG_PER_S))
     with (
         tempfile.TemporaryDirectory() as folder,
         running_proxy(setting.server, Path(folder) / "log", ("--log-level", "warning"), forked=False) as second,
     ):
-        client = connect(second.port, None)
-        before = setting.observe(seconds / 4, **{SECOND: client})
+        others = {APART: connect(setting.proxy.statements_port, None), SECOND: connect(second.port, None)}
+        before = setting.observe(seconds / 4, **others)
         print(f"  before: {before}", flush=True)
         with consumers([setting.proxy.port], CONSUMERS):
             eventually(lambda: setting.proxy.metric("claimed_total") > 0)
             began = setting.proxy.metric("claimed_total")
-            observed = setting.observe(seconds, **{SECOND: client})
+            observed = setting.observe(seconds, **others)
             done = setting.proxy.metric("claimed_total") - began
         print(f"  drain, {done / seconds:,.0f} messages/s: {observed}", flush=True)
 
@@ -354,7 +356,9 @@ def main() -> None:
                 try:
                     with connect(server.port, None) as root, root.cursor() as cursor:
                         cursor.execute("CREATE DATABASE bench")
-                    options = ("--log-level", "warning", "--workers", str(chosen.workers))
+                    options = ["--log-level", "warning", "--workers", str(chosen.workers)]
+                    if name == "drain":
+                        options += ["--listen-statements", "127.0.0.1:0"]
                     with (
                         environment(ACKSTREAM_CONNECTIONS_MAX=str(CONNECTIONS_MAX)),
                         running_proxy(server, folder / "log", options, forked=False) as proxy,

@@ -49,7 +49,7 @@ from proxy.server.sources import Sources, own_streams
 from proxy.server.tracing import traced
 from proxy.server.worker import work
 from proxy.server.workers import Workers
-from proxy.settings import BadSetting, Settings, advice, load
+from proxy.settings import BadSetting, Endpoint, Settings, advice, load
 from proxy.statements.proxies import introduction
 from proxy.transport.addresses import shown
 from proxy.transport.proxy_protocol import check_taken
@@ -79,6 +79,11 @@ EXIT_BAD_SETTING = 2
 @click.option("--listen", metavar="HOST:PORT", help="Where clients connect (127.0.0.1:3307; port 0: any free one).")
 @click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are served (127.0.0.1:9307).")
 @click.option("--listen-socket", metavar="PATH", help="A unix socket where clients may connect as well.")
+@click.option(
+    "--listen-statements",
+    metavar="HOST:PORT",
+    help="Where clients connect that receive no messages. They have a process of their own.",
+)
 @click.option("--tls", metavar="on|off", help="Whether clients are offered TLS (on).")
 @click.option("--tls-certificate", metavar="FILE", help="PEM, the certificate. Default: self-signed, kept in data-dir.")
 @click.option("--tls-key", metavar="FILE", help="PEM, its key, if it is not in the same file.")
@@ -125,7 +130,7 @@ def serve(config: Path | None, **flags: Any) -> None:
         _check_libraries()
         if settings.tracing:
             otel_adapter.check()
-        if settings.workers == 1:
+        if settings.processes == 1:
             status = uvloop.run(_serve(settings, None))
         else:
             exempt_from_garbage_collection()
@@ -242,7 +247,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
 async def _start_workers(
     settings: Settings, fork_server: ForkServer, stack: contextlib.AsyncExitStack, lost: asyncio.Event
 ) -> tuple[Drain, Admin]:
-    """As `_start`, with several workers. `lost` is set when all workers have ended by a fault."""
+    """As `_start`, with workers in processes of their own. `lost` is set when all workers have ended by a fault."""
     access = await Access.of(settings)
     servers = await stack.enter_async_context(backends(settings))
     Tls.of(settings)  # A new certificate is made once, before there are workers.
@@ -251,16 +256,23 @@ async def _start_workers(
     workers = Workers(settings, fork_server, servers.route, lost)
     servers.start(workers.route_changed)
     stack.push_async_callback(workers.close)
-    acceptor, endpoint = workers.acceptor, settings.listen
-    listen = shown(*await listening("listen", endpoint, acceptor.listen(endpoint.host, endpoint.port)))
+    acceptor = workers.acceptor
+    listen = await _listen("listen", settings.listen, acceptor)
+    statements = None
+    if settings.listen_statements is not None:
+        statements = await _listen("listen-statements", settings.listen_statements, workers.statements_acceptor)
     if settings.listen_socket is not None:
         await listening("listen-socket", settings.listen_socket, _listen_locally(acceptor, settings))
     await workers.start()
     _reload_on_hangup(settings, workers.reload, access)
     admin = Admin(workers.sources, access, show_payload=settings.admin_show_payload)
-    await _ready(settings, stack, admin, listen, servers.shown)
+    await _ready(settings, stack, admin, listen, servers.shown, statements)
     workers.accept()
     return workers.drain, admin
+
+
+async def _listen(setting: str, endpoint: Endpoint, acceptor: Acceptor) -> str:
+    return shown(*await listening(setting, endpoint, acceptor.listen(endpoint.host, endpoint.port)))
 
 
 async def _listen_locally(acceptor: Acceptor, settings: Settings) -> None:
@@ -281,7 +293,14 @@ def _reload_on_hangup(settings: Settings, reload: Callable[[], None], access: Ac
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_all)
 
 
-async def _ready(settings: Settings, stack: contextlib.AsyncExitStack, admin: Admin, listen: str, backend: str) -> None:
+async def _ready(
+    settings: Settings,
+    stack: contextlib.AsyncExitStack,
+    admin: Admin,
+    listen: str,
+    backend: str,
+    statements: str | None = None,
+) -> None:
     """Serve the admin port, and print that clients can connect."""
     endpoint = settings.admin
     admin_at = shown(
@@ -289,7 +308,7 @@ async def _ready(settings: Settings, stack: contextlib.AsyncExitStack, admin: Ad
     )
     stack.push_async_callback(admin.stop)
     path = settings.listen_socket
-    also = "" if path is None else f" socket={path}"
+    also = ("" if path is None else f" socket={path}") + ("" if statements is None else f" statements={statements}")
     exempt_from_garbage_collection()
     log.info("clients can connect", extra={"event": "proxy.ready"})
     print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)

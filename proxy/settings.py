@@ -99,6 +99,9 @@ class Settings(BaseSettings):
     listen_socket_mode: int = 0o777
     """The mode of that socket. All users may connect, as to mysqld's: the server decides who may
     log in."""
+    listen_statements: Endpoint | None = None
+    """Where clients connect that receive no messages: STREAM is refused there. A process of their own
+    serves them, so their statements do not wait while the others' queues drain."""
     tls: bool = True
     """Whether TLS is offered to clients. Without it, default clients of caching_sha2_password
     accounts cannot log in."""
@@ -117,8 +120,8 @@ class Settings(BaseSettings):
     the server is not authenticated."""
     workers: int = Field(default=1, ge=1, le=32)
     """Processes that share the work of one proxy, on one port. With one, there is no other process
-    but the reader of the binary log. Relaying takes about one core for 20,000 statements a second,
-    so more help only where the machine has cores to spare."""
+    but the reader of the binary log, and that of `listen_statements`. Relaying takes about one core
+    for 20,000 statements a second, so more help only where the machine has cores to spare."""
     data_dir: Path = Path("ackstream-data")
     """The directory of the private server's data and of the self-signed certificate."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -231,6 +234,11 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def processes(self) -> int:
+        """How many processes serve clients: the workers, and the one of `listen_statements`."""
+        return self.workers + (self.listen_statements is not None)
+
+    @property
     def admin_token(self) -> str:
         """The token that requests to `admin` must show; empty without one."""
         return self._admin_token
@@ -239,10 +247,10 @@ class Settings(BaseSettings):
         """The password of the engine's account on this server, wherever it was given."""
         return self._password or backend.password
 
-    @field_validator("listen", "admin", mode="before")
+    @field_validator("listen", "admin", "listen_statements", mode="before")
     @classmethod
     def _endpoint(cls, value: object) -> object:
-        return Endpoint.check(str(value))
+        return None if value is None else Endpoint.check(str(value))
 
     @classmethod
     def settings_customise_sources(

@@ -254,10 +254,13 @@ class ChangeSet:
         self.rows -= len(self.tables.get(table) or ())
         self.tables[table] = None
 
-    def copy(self) -> ChangeSet:
-        """Another change set with the same changes."""
-        tables = {table: None if rows is None else dict(rows) for table, rows in self.tables.items()}
-        return ChangeSet(self.rows_max, tables, self.everything, self.schema_changed, self.rows)
+    def copy(self, is_wanted: Callable[[TableId], bool]) -> ChangeSet:
+        """Another change set with the same changes of the tables that are wanted."""
+        tables = {
+            table: None if rows is None else dict(rows) for table, rows in self.tables.items() if is_wanted(table)
+        }
+        rows = sum(len(rows) for rows in tables.values() if rows is not None)
+        return ChangeSet(self.rows_max, tables, self.everything, self.schema_changed, rows)
 
     def add(self, later: ChangeSet) -> None:
         """Merge a later change set."""

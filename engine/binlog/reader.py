@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 from engine.binlog.changes import ChangeSet, Layout, Transactions, UnreadableRowError
@@ -156,22 +157,23 @@ class Outboxes:
 
     def __init__(self, outboxes: Mapping[int, Outbox]) -> None:
         self.all = outboxes
-        self._first, *self._rest = outboxes.values()
+        self._first = next(iter(outboxes.values()))
+        self.tables: FollowedTables = {}
+        """The tables that are followed, and by whom. A consumer gets no changes of others."""
 
     def add(self, changes: ChangeSet, for_others: ChangeSet, owner: int | None) -> None:
         """Add the changes of a transaction: `changes` for all, `for_others` for all but its
         owner. The caller keeps no reference to either."""
-        if for_others:
-            for consumer, outbox in self.all.items():
-                mine = changes.copy()
-                if consumer != owner:
-                    mine.add(for_others)
-                if mine:
-                    outbox.add(mine)
+        if len(self.all) == 1:
+            self._first.add(changes)
             return
-        for outbox in self._rest:
-            outbox.add(changes.copy())
-        self._first.add(changes)
+        for consumer, outbox in self.all.items():
+            is_wanted = partial(self._is_for, consumer)
+            mine = changes.copy(is_wanted)
+            if for_others and consumer != owner:
+                mine.add(for_others.copy(is_wanted))
+            if mine:
+                outbox.add(mine)
 
     def count(self, rows: int, lag_s: float) -> None:
         """Add to the count of rows read, and set the lag behind the server."""
@@ -179,15 +181,24 @@ class Outboxes:
 
     def is_unknown(self, table: TableId) -> bool:
         """Whether more rows of the table would add nothing for any consumer."""
-        return self._first.is_unknown(table) and all(outbox.is_unknown(table) for outbox in self._rest)
+        return all(outbox.is_unknown(table) for outbox in self._of(table))
 
     def add_unknown(self, tables: frozenset[TableId]) -> None:
         """Any message of these tables may have changed."""
-        for outbox in self.all.values():
+        for consumer, outbox in self.all.items():
             changes = outbox.new_change_set()
             for table in tables:
-                changes.add_unknown(table)
-            outbox.add(changes)
+                if self._is_for(consumer, table):
+                    changes.add_unknown(table)
+            if changes:
+                outbox.add(changes)
+
+    def _is_for(self, consumer: int, table: TableId) -> bool:
+        scope = self.tables.get(table)
+        return scope is None or scope.is_for(consumer)
+
+    def _of(self, table: TableId) -> Iterator[Outbox]:
+        return (outbox for consumer, outbox in self.all.items() if self._is_for(consumer, table))
 
 
 def _batch(changes: ChangeSet, rows: int, lag_s: float, consumer: int) -> ChangeBatch:
@@ -251,6 +262,7 @@ class LogReader:
         """`on_started` is called once, when the server sends events."""
         self.followed = Followed()
         self.followed.replace(request.tables)
+        outboxes.tables = request.tables
         self._address, self._limits = request.address, request.limits
         self._connection_limits = ConnectionLimits()
         self._outboxes, self._on_started = outboxes, on_started
@@ -338,6 +350,13 @@ class LogReader:
             self._locked = self._stream_connection.take_lock(self._lock)
         return self._stream_connection
 
+    def follow(self, tables: FollowedTables) -> None:
+        """Follow these tables from now on. Any message of those that are new may have changed: their
+        changes until now were skipped."""
+        new = self.followed.replace(tables)
+        self._outboxes.tables = tables
+        self._outboxes.add_unknown(new)
+
     def own_connections(self, numbers: frozenset[int], consumer: int = 0, mark: str = "") -> None:
         """These connections, and statements with this mark, are a consumer's own from now on."""
         connections = frozenset(number.to_bytes(8, "little")[:4] for number in numbers)
@@ -414,8 +433,10 @@ class LogReader:
             self._rows += len(changes)
             pending.add_rows(table, changes)
 
-    def _follows(self, db: bytes, name: bytes) -> bool:
-        return TableId(db.decode("utf-8", "replace"), name.decode("utf-8", "replace")) in self.followed.tables
+    def _follows(self, db: bytes, name: bytes) -> frozenset[int] | None:
+        table = TableId(db.decode("utf-8", "replace"), name.decode("utf-8", "replace"))
+        scope = self.followed.tables.get(table)
+        return None if scope is None else scope.consumers
 
     def _layout(self, event: Rows) -> _Known | None:
         """The queue of these rows, and its layout. None if they are of no queue that is followed."""
@@ -475,13 +496,13 @@ def _texts(row: bytes) -> list[str]:
     return [(value or b"").decode() for value in text_values(row)]
 
 
-def _follow_requests(reader: LogReader, outboxes: Outboxes, requests: BinaryIO) -> None:
+def _follow_requests(reader: LogReader, requests: BinaryIO) -> None:
     """Take the tables to follow, and the engine's connections, until the input ends."""
     while (request := read_message(requests)) is not None:
         if isinstance(request, OwnConnections):
             reader.own_connections(request.numbers, request.consumer, request.mark)
             continue
-        outboxes.add_unknown(reader.followed.replace(request))  # Their changes until now were skipped.
+        reader.follow(request)
 
 
 def _thread(work: Callable[..., None], *args: object) -> None:
@@ -539,7 +560,7 @@ def main() -> None:
             _thread(outbox.write_to, pipe, writing)
 
     reader = LogReader(request, outboxes, on_started)
-    _thread(_follow_requests, reader, outboxes, requests)
+    _thread(_follow_requests, reader, requests)
     ended = read_until_ended(reader.run)
     with writing:
         with contextlib.suppress(BrokenPipeError):  # The parent has ended.

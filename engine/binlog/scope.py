@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,13 +101,23 @@ class Scope:
     left_out: ChangeFilter | None = None
     group_columns: tuple[str, ...] = ()
     """The columns whose values are the message group of an entry. Empty: its group is not read."""
+    consumers: frozenset[int] = frozenset()
+    """The consumers of change sets that follow the table. Empty: all."""
+
+    def is_for(self, consumer: int) -> bool:
+        """Whether this consumer follows the table."""
+        return not self.consumers or consumer in self.consumers
 
 
-def scope_for_all(scopes: Sequence[Scope]) -> Scope:
-    """One scope for several proxies that get the same changes of a table. Where they know different group
-    columns, because one has not read the catalog yet, no group is read."""
-    columns = {scope.group_columns for scope in scopes}
-    return Scope(filter_for_all(scope.left_out for scope in scopes), columns.pop() if len(columns) == 1 else ())
+def scope_for_all(scopes: Mapping[int, Scope]) -> Scope:
+    """One scope for several proxies that get the same changes of a table, by their numbers as consumers. Where
+    they know different group columns, because one has not read the catalog yet, no group is read."""
+    columns = {scope.group_columns for scope in scopes.values()}
+    return Scope(
+        filter_for_all(scope.left_out for scope in scopes.values()),
+        columns.pop() if len(columns) == 1 else (),
+        frozenset(scopes),
+    )
 
 
 FollowedTables = Mapping[TableId, Scope]

@@ -175,6 +175,7 @@ def _work(work: Work, number: int, sockets: list[int]) -> NoReturn:
         die_with_parent()
         if os.getppid() != fork_server:
             os._exit(LOST_PARENT_STATUS)
+        os.setsid()  # Linux divides the cores among sessions first: a busy worker is then no burden on the others.
         signal.set_wakeup_fd(-1)
         for name in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, signal.SIG_DFL)

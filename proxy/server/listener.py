@@ -62,9 +62,11 @@ class Proxy:
         tls: Tls,
         others: Others = no_others,
         reach: Reach | None = None,
+        *,
+        streams: bool = True,
     ) -> None:
         """`route`: to the server that new clients are connected to. `others`: asks the other
-        workers. `reach`: of the engine's connections."""
+        workers. `reach`: of the engine's connections. `streams`: whether STREAM is possible."""
         self.engine = engine
         self.settings = settings
         self.route = route
@@ -85,7 +87,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
         self.statement_memory = StatementMemory(settings.statement_bytes_max)
-        self._statements = Statements(engine, settings, lambda: self.sessions, others)
+        self._statements = Statements(engine, settings, lambda: self.sessions, others, streams=streams)
         self.carry_out = self._statements.carry_out
         self.begin_ack = self._statements.begin_ack
         self.own = self._statements.own

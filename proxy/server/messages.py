@@ -9,6 +9,7 @@ from enum import Enum, auto
 from engine.binlog.pipe import ChangeBatch
 from engine.binlog.scope import FollowedTables
 from engine.model import TableId
+from engine.service import NO_IDS
 from engine.store.opening import BackendAddress
 from engine.store.port import Origin
 from proxy.server.allowances import Limited
@@ -204,6 +205,8 @@ class Written:
 
     name: str | None
     inserted: bool = False
+    ids: range = NO_IDS
+    """As for Engine.written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,8 @@ class LimitedQueues:
 class SharedEngine(Engine):
     """An engine that notifies the other workers of what clients did here.
 
-    What the binary log shows them anyway is not sent while it is followed.
+    What the binary log shows them anyway is not sent while it is followed, except the ids of inserted
+    messages: they are claimed up to two milliseconds earlier.
     """
 
     def __init__(
@@ -212,7 +213,8 @@ class SharedEngine(Engine):
     def written(self, name: str | None, *, inserted: bool = False, ids: range = NO_IDS) -> None:
         """As Engine's."""
         super().written(name, inserted=inserted, ids=ids)
-        self._notify_unless_logged(messages.Written(name, inserted))
+        if not self.log_followed or (ids and name in self._by_name):
+            self._notify(messages.Written(name, inserted, ids))
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
         """As Engine's."""
@@ -257,8 +259,8 @@ class SharedEngine(Engine):
     def take(self, notice: CommitNotice) -> None:
         """Take a notice of another worker."""
         match notice:
-            case messages.Written(name, inserted):
-                super().written(name, inserted=inserted)
+            case messages.Written(name, inserted, ids):
+                super().written(name, inserted=inserted, ids=ids)
             case messages.Acknowledged(table, values):
                 super().acknowledged(table, values, certain=False)
             case messages.Extended(table, values):

@@ -1,4 +1,7 @@
-"""What each of several workers gets of the totals in the settings, and when one is started again."""
+"""What each of several workers gets of the totals in the settings, and when one is started again.
+
+The last worker is the one of `listen_statements`, if there is one. It has no streams.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,33 @@ LASTING_S = 10.0
 """After a worker that ran this long, the pause is the shortest again."""
 
 
+def has_streams(settings: Settings, number: int) -> bool:
+    """Whether the worker with this number serves the clients that receive messages."""
+    return number <= settings.workers
+
+
 def settings_of(settings: Settings, number: int) -> Settings:
     """The settings of the worker with this number, from 1 on: its part of each total."""
 
     def part(total: int, least: int) -> int:
-        return max(least, divide(total, settings.workers)[number - 1])
+        return max(least, divide(total, settings.processes)[number - 1])
 
     return settings.model_copy(
         update={
             "connections_max": part(settings.connections_max, 1),
-            "engine_connections": part(settings.engine_connections, CONNECTIONS_OF_AN_ENGINE_MIN),
+            "engine_connections": _engine_connections(settings, number),
             "statement_bytes_max": part(settings.statement_bytes_max, STATEMENT_BYTES_MIN),
         }
     )
+
+
+def _engine_connections(settings: Settings, number: int) -> int:
+    """The engine of a worker without streams has little to do."""
+    if not has_streams(settings, number):
+        return CONNECTIONS_OF_AN_ENGINE_MIN
+    others = CONNECTIONS_OF_AN_ENGINE_MIN * (settings.processes - settings.workers)
+    part = divide(settings.engine_connections - others, settings.workers)[number - 1]
+    return max(CONNECTIONS_OF_AN_ENGINE_MIN, part)
 
 
 class Restarts:

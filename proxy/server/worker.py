@@ -38,7 +38,7 @@ from proxy.server.messages import CommitNotice, Topic
 from proxy.server.metrics import ProcessMetrics
 from proxy.server.parts import engine_settings, reload_certificate, running, store_limits
 from proxy.server.shared_engine import SharedEngine, SharedStore
-from proxy.server.shares import settings_of
+from proxy.server.shares import has_streams, settings_of
 from proxy.server.tracing import traced
 from proxy.session.session import Session
 from proxy.settings import BadSetting, Settings
@@ -60,7 +60,7 @@ class WorkerProxy(Proxy):
     """The sessions of one worker."""
 
     def __init__(self, worker: Worker, engine: Engine, settings: Settings, route: Route, tls: Tls) -> None:
-        super().__init__(engine, settings, route, tls, worker.others, worker.reach)
+        super().__init__(engine, settings, route, tls, worker.others, worker.reach, streams=worker.has_streams)
         self._worker = worker
 
     def session_closed(self, session: Session) -> None:
@@ -86,7 +86,8 @@ class Worker:
         come from."""
         self.settings = settings_of(settings, number)
         self._number = number
-        self._part_of = lambda total: divide(total, settings.workers)[number - 1]
+        self.has_streams = has_streams(settings, number)
+        self._part_of = lambda total: divide(total, settings.workers)[number - 1] if self.has_streams else 0
         self.channel = Channel(self._receive, self._parent_lost)
         self.begun: asyncio.Future[Route] = asyncio.get_running_loop().create_future()
         self.draining = asyncio.Event()

@@ -1,7 +1,7 @@
 """The parent of several workers: it accepts clients, starts workers and starts them again, and has
 what they share.
 
-It passes each client on to the worker with the fewest, change sets from the one reader of the
+It passes each client on to the worker of its address with the fewest, change sets from the one reader of the
 binary log to each worker, and notices of each worker to the others. A worker that reads slowly
 loses change sets and notices, and is then told so: it delays nobody else. The parent answers
 /health and /metrics for all.
@@ -38,7 +38,7 @@ from proxy.server.fork_server import ForkServer
 from proxy.server.inspection import Inspected, Question, ShownProxy
 from proxy.server.messages import Topic
 from proxy.server.metrics import BinlogMetrics
-from proxy.server.shares import Restarts, settings_of
+from proxy.server.shares import Restarts, has_streams, settings_of
 from proxy.server.sources import Sources
 from proxy.server.totals import Totals
 from proxy.settings import BadSetting, Settings
@@ -78,6 +78,8 @@ class WorkerProcess:
     """One process. Another one with its number follows it."""
 
     number: int
+    has_streams: bool
+    """False: it serves `listen_statements`."""
     connections_max: int
     channel: Channel
     clients: socket.socket
@@ -111,9 +113,12 @@ class SharedReader(ReaderSupervisor):
     @property
     def tables(self) -> FollowedTables:
         """The queues that any worker knows."""
-        of_workers = [worker.tables for worker in self._workers.running()]
-        names = frozenset[TableId]().union(*of_workers)
-        return {name: scope_for_all([tables[name] for tables in of_workers if name in tables]) for name in names}
+        of_workers = {worker.number: worker.tables for worker in self._workers.running()}
+        names = frozenset[TableId]().union(*of_workers.values())
+        return {
+            name: scope_for_all({number: tables[name] for number, tables in of_workers.items() if name in tables})
+            for name in names
+        }
 
     def reader_started(self, lock: str) -> None:
         """A reader follows the binary log from now on."""
@@ -144,13 +149,15 @@ class Workers(Collector):
 
     def __init__(self, settings: Settings, fork_server: ForkServer, route: Route, lost: asyncio.Event) -> None:
         """`lost` is set when the fork server has ended, and all workers with it."""
-        self.reader = SharedReader(self, route, settings.workers)
-        self.acceptor = Acceptor(self._pass_on, reuse_port=settings.reuse_port)
+        self.reader = SharedReader(self, route, settings.processes)
+        self.acceptor = Acceptor(partial(self._pass_on, streams=True), reuse_port=settings.reuse_port)
+        self.statements_acceptor = Acceptor(partial(self._pass_on, streams=False), reuse_port=settings.reuse_port)
+        """Of `listen_statements`."""
         self._lost = lost
         self._settings, self._fork_server, self._route = settings, fork_server, route
         self._used = route.present
         self._present: dict[int, WorkerProcess] = {}
-        self._restarts = {number: Restarts() for number in range(1, settings.workers + 1)}
+        self._restarts = {number: Restarts() for number in range(1, settings.processes + 1)}
         self._started_again = 0
         self._forking = asyncio.Lock()
         self._accepting = self._stopping = False
@@ -175,7 +182,7 @@ class Workers(Collector):
         """
         self._fork_server.start(self._fork_server_lost)
         await self._start_first(1)
-        await asyncio.gather(*map(self._start_first, range(2, self._settings.workers + 1)))
+        await asyncio.gather(*map(self._start_first, range(2, self._settings.processes + 1)))
         if self._settings.binlog == "auto":
             self.reader.start()
         self._turn()
@@ -194,7 +201,7 @@ class Workers(Collector):
     async def drain(self) -> None:
         """Accept no more clients, drain all workers, and return when all have ended."""
         self._stopping = True
-        self.acceptor.close()
+        self._close_acceptors()
         for worker in self.running():
             worker.channel.send(messages.Drain())
         try:
@@ -206,7 +213,7 @@ class Workers(Collector):
     async def close(self) -> None:
         """End all workers at once, and the reader."""
         self._stopping = True
-        self.acceptor.close()
+        self._close_acceptors()
         self._fork_server.close()
         for worker in self.running():
             worker.channel.close()
@@ -249,6 +256,7 @@ class Workers(Collector):
         clients.setblocking(False)
         worker = WorkerProcess(
             number,
+            has_streams(self._settings, number),
             settings_of(self._settings, number).connections_max,
             channel=Channel(lambda message: self._receive(worker, message), lambda: self._channel_lost(worker)),
             clients=clients,
@@ -314,16 +322,25 @@ class Workers(Collector):
     # Clients.
 
     def _accept_if_possible(self) -> None:
-        ready = any(worker.state is State.READY for worker in self.running())
-        if ready and self._accepting and not self._stopping:
-            self.acceptor.resume()
-        else:
-            self.acceptor.pause()
+        for acceptor, streams in ((self.acceptor, True), (self.statements_acceptor, False)):
+            if self._ready(streams=streams) and self._accepting and not self._stopping:
+                acceptor.resume()
+            else:
+                acceptor.pause()
 
-    def _pass_on(self, client: socket.socket) -> None:
-        """Pass a client on to the worker with the fewest. If all are full, that one refuses it."""
+    def _ready(self, *, streams: bool) -> list[WorkerProcess]:
+        """The workers that take clients, with or without streams."""
+        return [worker for worker in self.running() if worker.state is State.READY and worker.has_streams is streams]
+
+    def _close_acceptors(self) -> None:
+        self.acceptor.close()
+        self.statements_acceptor.close()
+
+    def _pass_on(self, client: socket.socket, *, streams: bool) -> None:
+        """Pass a client on to the worker of its address with the fewest. If all are full, that one
+        refuses it."""
         with client:
-            ready = [worker for worker in self.running() if worker.state is State.READY]
+            ready = self._ready(streams=streams)
             for worker in sorted(ready, key=lambda worker: (worker.is_full, worker.connections, worker.number)):
                 try:
                     socket.send_fds(worker.clients, [CLIENT], [client.fileno()])

@@ -59,9 +59,12 @@ class Statements:
         sessions: Callable[[], Iterable[ClientSession]],
         others: Others = no_others,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        streams: bool = True,
     ) -> None:
+        """`streams`: whether STREAM is possible."""
         self._reader = LongStatementReader()
-        self._streaming = Streaming(engine, settings, self._reader, clock)
+        self._streaming = Streaming(engine, settings, self._reader, clock, possible=streams)
         self._acknowledgement = Acknowledgement(engine, gather=settings.gather_acks)
         showing = Showing(
             Show(engine, sessions, others),

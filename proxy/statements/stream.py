@@ -32,7 +32,7 @@ from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
-from proxy.wire.packets import make_end
+from proxy.wire.packets import ServerError, make_end
 from sqlrewrite.names import Param
 from sqlrewrite.stream import StreamStatement, shortened
 
@@ -45,13 +45,28 @@ log = logging.getLogger(__name__)
 
 COM_PING = bytes([Commands.COM_PING])
 
+ELSEWHERE = ServerError(
+    1105,
+    "HY000",
+    "STREAM is not possible at this address, which is for clients that receive no messages (listen_statements): "
+    "connect to the other address of the proxy (listen)",
+)
+
 
 class Streaming:
     """Carries out STREAM."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, reader: LongStatementReader, clock: Callable[[], float]
+        self,
+        engine: Engine,
+        settings: Settings,
+        reader: LongStatementReader,
+        clock: Callable[[], float],
+        *,
+        possible: bool,
     ) -> None:
+        """`possible`: False at an address for clients that receive no messages."""
+        self._possible = possible
         self._engine = engine
         self._settings = settings
         self._proof = Proof(engine, reader, settings.rights_max_age_s, clock)
@@ -67,10 +82,12 @@ class Streaming:
 
     async def query(self, session: ClientSession, text: bytes) -> None:
         """A statement as text."""
+        self._check_address()
         await self._deliver(session, await self._proof.query(session, text))
 
     async def prepare(self, session: ClientSession, text: bytes) -> None:
         """PREPARE: the server prepares the SELECT of no row."""
+        self._check_address()
         was_in_transaction = session.in_transaction
         prepared, select = await self._proof.prepare(session, text)
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
@@ -135,6 +152,11 @@ class Streaming:
         stream.close(session.capabilities, session.status)
         if not session.in_step:
             session.client.close()
+
+    def _check_address(self) -> None:
+        """Raise ServerError if this address has no streams."""
+        if not self._possible:
+            raise ELSEWHERE.again()
 
     def _check_locking(self, session: ClientSession, proven: ProvenStream) -> None:
         """Raise ServerError if FOR UPDATE is not possible here."""

@@ -24,7 +24,9 @@ from tests.support.prepared import ForkedProxy, may_fork
 from tests.support.waiting import eventually
 
 READY = re.compile(
-    r"^ackstream ready listen=(\S+):(\d+) admin=(\S+):(\d+) backend=(\S+)(?: socket=(\S+))?$", re.MULTILINE
+    r"^ackstream ready listen=(\S+):(\d+) admin=(\S+):(\d+) backend=(\S+)(?: socket=(\S+))?"
+    r"(?: statements=\S+:(\d+))?$",
+    re.MULTILINE,
 )
 
 
@@ -44,7 +46,8 @@ def environment(**changed: str) -> Iterator[None]:
 
 
 class RunningProxy:
-    """A started proxy. `port` is where clients connect, `admin_port` where HTTP is served."""
+    """A started proxy. `port` is where clients connect, `statements_port` where those without streams may,
+    `admin_port` where HTTP is served."""
 
     host = "127.0.0.1"
 
@@ -66,6 +69,7 @@ class RunningProxy:
         self._account = account
         self.port = 0
         self.admin_port = 0
+        self.statements_port = 0
         self._forked = forked and not program
         self.program = list(program) or [sys.executable, "-m", "proxy"]
         self._process: ChildProcess | ForkedProxy | None = None
@@ -96,7 +100,7 @@ class RunningProxy:
     def _ready(self) -> bool:
         ready = READY.search(self.output)
         if ready is not None:
-            self.port, self.admin_port = int(ready[2]), int(ready[4])
+            self.port, self.admin_port, self.statements_port = int(ready[2]), int(ready[4]), int(ready[7] or 0)
         return ready is not None
 
     @property

@@ -544,6 +544,30 @@ def test_each_of_several_consumers_gets_all_changes_except_its_own() -> None:
     }
 
 
+def test_a_consumer_gets_no_changes_of_tables_that_it_does_not_follow() -> None:
+    kept = {consumer: Kept() for consumer in (1, 2, 3)}
+    outboxes, other = Outboxes(kept), TableId("test", "other")
+    outboxes.tables = {TABLE: Scope(consumers=frozenset({1, 2})), other: Scope(consumers=frozenset({3}))}
+    outboxes.add(changed(1), ChangeSet(10), None)
+    outboxes.add(changed(2), changed(3), 2)
+    outboxes.add_unknown(frozenset({other}))
+    assert set(kept[1].changes.tables[TABLE] or ()) == {1, 2, 3}
+    assert set(kept[2].changes.tables[TABLE] or ()) == {1, 2}
+    assert kept[3].changes.tables == {other: None}
+
+
+def test_a_change_of_the_schema_is_for_all_consumers() -> None:
+    kept = {consumer: Kept() for consumer in (1, 2)}
+    outboxes = Outboxes(kept)
+    outboxes.tables = {TABLE: Scope(consumers=frozenset({1}))}
+    changes = changed(1)
+    changes.schema_changed = True
+    outboxes.add(changes, ChangeSet(10), None)
+    assert kept[1].changes.schema_changed
+    assert kept[2].changes.schema_changed
+    assert kept[2].changes.tables == {}
+
+
 def test_consumers_share_no_change_set() -> None:
     kept = {consumer: Outbox(BinlogLimits(), consumer) for consumer in (1, 2)}
     outboxes = Outboxes(kept)

@@ -217,5 +217,5 @@ def test_with_another_filter_the_changes_of_a_table_are_unknown_once() -> None:
 
 def test_workers_that_know_different_groups_read_none() -> None:
     one, two = Scope(None, ("tenant",)), Scope(None, ("region",))
-    assert scope_for_all([one, one]) == one
-    assert scope_for_all([one, two]) == Scope()
+    assert scope_for_all({1: one, 3: one}) == replace(one, consumers=frozenset({1, 3}))
+    assert scope_for_all({1: one, 2: two}) == Scope(consumers=frozenset({1, 2}))

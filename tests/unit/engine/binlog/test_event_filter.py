@@ -43,14 +43,18 @@ def text(statement: bytes) -> bytes:
     return event(event_filter.ANNOTATE, statement)
 
 
+ALL: frozenset[int] = frozenset()
+
+
 class Log:
     """An event filter for `shop.orders` and `shop.mails`, and whether the transaction has changes."""
 
     def __init__(self) -> None:
         self.pending = False
         self.own = OwnTransactions(MARK, SERVER.to_bytes(4, "little"))
-        followed = {(b"shop", b"orders"), (b"shop", b"mails")}
-        self.event_filter = EventFilter(lambda *table: table in followed, lambda: self.pending, self.own)
+        self.followed = {(b"shop", b"orders"): ALL, (b"shop", b"mails"): ALL}
+        """The consumers of each table."""
+        self.event_filter = EventFilter(lambda *table: self.followed.get(table), lambda: self.pending, self.own)
 
     def read(self, *events: bytes) -> list[bool]:
         return [self.event_filter.wants(event) for event in events]
@@ -224,3 +228,31 @@ def test_what_the_owner_does_not_know_of_its_transaction_is_read_for_it_too(log:
     log.read(table_map(OURS, b"shop", b"orders"))
     assert log.read(rows(OURS, DELETE_ROWS)) == [True]
     assert log.event_filter.hidden_from_owner
+
+
+def test_a_transaction_of_the_only_consumer_that_follows_its_table_is_skipped(log: Log, owned: list[bytes]) -> None:
+    log.followed[b"shop", b"orders"] = frozenset({2})
+    transaction = [*owned, table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS)]
+    assert not log.read(*transaction)[-1]
+    log.followed[b"shop", b"orders"] = frozenset({1, 2})
+    assert log.read(*transaction)[-1]
+    log.followed[b"shop", b"orders"] = frozenset({1})
+    assert log.read(*transaction)[-1]
+    log.followed[b"shop", b"orders"] = ALL
+    assert log.read(*transaction)[-1]
+
+
+def test_what_the_only_consumer_does_not_know_of_its_transaction_is_read(log: Log, owned: list[bytes]) -> None:
+    """A message that arrives in its dead-letter table, for example."""
+    log.followed[b"shop", b"orders"] = frozenset({2})
+    assert log.read(*owned, table_map(OURS, b"shop", b"orders"), rows(OURS, WRITE_ROWS))[-1]
+    log.read(table_map(OURS, b"shop", b"orders"), table_map(ANOTHER_QUEUE, b"shop", b"mails"))
+    assert log.read(rows(OURS, UPDATE_ROWS), rows(ANOTHER_QUEUE)) == [True, True]
+
+
+@pytest.mark.parametrize("foreign", sorted(FOREIGN_BEGINS.keys() - {"another connection"}))
+def test_a_transaction_of_others_on_a_table_with_one_consumer_is_read(
+    log: Log, owned: list[bytes], foreign: str
+) -> None:
+    log.followed[b"shop", b"orders"] = frozenset({2})
+    assert log.read(*FOREIGN_BEGINS[foreign], table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS))[-1]

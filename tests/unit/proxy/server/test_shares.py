@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from proxy.server.allowances import divide
-from proxy.server.shares import LASTING_S, PAUSE_MAX_S, PAUSE_MIN_S, Restarts, settings_of
+from proxy.server.shares import LASTING_S, PAUSE_MAX_S, PAUSE_MIN_S, Restarts, has_streams, settings_of
 from proxy.settings import STATEMENT_BYTES_MIN, Settings
 
 
@@ -25,6 +25,14 @@ def test_workers_share_connections_and_memory() -> None:
     assert [part.connections_max for part in parts] == [334, 333, 333]
     assert [part.engine_connections for part in parts] == [3, 3, 2]
     assert sum(part.statement_bytes_max for part in parts) <= settings.statement_bytes_max
+
+
+def test_the_worker_without_streams_has_few_connections_of_the_engine() -> None:
+    settings = Settings(workers=2, listen_statements="127.0.0.1:0", connections_max=1_000, engine_connections=8)  # type: ignore[arg-type]
+    parts = [settings_of(settings, number) for number in (1, 2, 3)]
+    assert [has_streams(settings, number) for number in (1, 2, 3)] == [True, True, False]
+    assert [part.connections_max for part in parts] == [334, 333, 333]
+    assert [part.engine_connections for part in parts] == [3, 3, 2]
 
 
 def test_a_worker_has_what_it_cannot_do_without() -> None:
