@@ -85,19 +85,31 @@ FLOOR_OF: Mapping[Case, Case] = {
 
 WATCHED = next(form.case for form in PROXY_FORMS if form.name == "streams" and form.case.batch > 1)
 """The drain during which other clients are measured."""
+READER = b"engine.binlog.reader"
 BYSTANDER = "SELECT 1 FROM bystander WHERE id = 1"
 
 
 class MySQLQueue:
     """A queue in a running server, with consumers that connect to `port`.
 
-    During drains of WATCHED, other clients run a statement again and again: direct, and through `port`.
+    During drains of WATCHED, other clients run a statement again and again: direct, through `port`, and
+    through `statements_port`, if there is one.
     """
 
-    def __init__(self, server: EmbeddedServer, client: Path, port: int, processes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        server: EmbeddedServer,
+        client: Path,
+        port: int,
+        processes: Mapping[str, int],
+        statements_port: int | None = None,
+    ) -> None:
         self._server = server
         self._client = client
         self._port = port
+        self._ways = {"direct": server.port, "through the proxy": port}
+        if statements_port is not None:
+            self._ways["through the proxy, listen_statements"] = statements_port
         self._forms = {form.case.name: form.name for form in (*PROXY_FORMS, *HAND_FORMS, *FLOOR_FORMS)}
         self.processes = processes
 
@@ -114,7 +126,7 @@ class MySQLQueue:
 
     def drain(self, case: Case, messages: int) -> Drained:
         order = ("drain", self._forms[case.name], case.consumers, case.batch, messages)
-        ways = {"direct": self._server.port, "through the proxy": self._port} if case == WATCHED else {}
+        ways = self._ways if case == WATCHED else {}
         with contextlib.ExitStack() as stack:
             samples = {way: stack.enter_context(self._bystander(port)) for way, port in ways.items()}
             count, seconds, cpu_s = self._ordered(*order)[0]
@@ -241,7 +253,7 @@ class Ackstream:
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[MySQLQueue]:
         client = compiled(SOURCE, folder, LIBMARIADB)
-        options = ["--log-level", "warning"]
+        options = ["--log-level", "warning", "--listen-statements", f"{HOST}:0"]
         with (
             running_queue_server(self.flavour, folder) as server,
             running_proxy(server, folder / "proxy.log", options) as proxy,
@@ -249,8 +261,10 @@ class Ackstream:
             proxy_pid = proxy.pid
 
             def log_reader() -> int:
-                return next((pid for pid in family(proxy_pid) if pid != proxy_pid), 0)
+                return next(
+                    (pid for pid in family(proxy_pid) if READER in Path(f"/proc/{pid}/cmdline").read_bytes()), 0
+                )
 
             reader = eventually(log_reader, what="the process that reads the binary log")
             processes = {"server": server.pid, "proxy": proxy_pid, "log reader": reader}
-            yield MySQLQueue(server, client, proxy.port, processes)
+            yield MySQLQueue(server, client, proxy.port, processes, proxy.statements_port)
