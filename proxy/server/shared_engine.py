@@ -176,13 +176,16 @@ class SharedEngine(Engine):
         notify: Callable[[CommitNotice], None],
         send: Callable[[object], None],
         part_of: Callable[[int], int],
+        *,
+        others_stream: bool = True,
     ) -> None:
         """`notify` sends a notice to the other workers, `send` a message to the parent. `part_of`:
-        this worker's part of a total."""
+        this worker's part of a total. `others_stream`: whether other workers have streams. If not,
+        only changes of the schema are sent."""
         super().__init__(store, settings)
         self.log_followed = False
         self.limits = LimitedQueues(self._runners.get, send, part_of)
-        self._notify = notify
+        self._notify, self._others_stream = notify, others_stream
 
     # Limits.
 
@@ -207,13 +210,13 @@ class SharedEngine(Engine):
     # Notices.
 
     def _notify_unless_logged(self, notice: CommitNotice) -> None:
-        if not self.log_followed:
+        if self._others_stream and not self.log_followed:
             self._notify(notice)
 
     def written(self, name: str | None, *, inserted: bool = False, ids: range = NO_IDS) -> None:
         """As Engine's."""
         super().written(name, inserted=inserted, ids=ids)
-        if not self.log_followed or (ids and name in self._by_name):
+        if self._others_stream and (not self.log_followed or (ids and name in self._by_name)):
             self._notify(messages.Written(name, inserted, ids))
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:

@@ -120,7 +120,14 @@ class Worker:
             own_writes=self._own_writes,
             introduction=introduction(self.settings),
         )
-        engine = SharedEngine(store, engine_settings(self.settings), self._notify, self.channel.send, self._part_of)
+        engine = SharedEngine(
+            store,
+            engine_settings(self.settings),
+            self._notify,
+            self.channel.send,
+            self._part_of,
+            others_stream=self.settings.workers > self.has_streams,
+        )
 
         def released(table: TableId) -> None:  # It is called on any thread.
             with suppress(RuntimeError):  # The loop is closed.

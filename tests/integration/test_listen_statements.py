@@ -13,6 +13,7 @@ import pytest
 
 from proxy.embedded.server import EmbeddedServer
 from proxy.wire.commands import COM_STMT_PREPARE
+from tests.support import insides
 from tests.support.proxies import RunningProxy, environment
 from tests.support.queues import Consumer, create_queue, enqueue, rows, run
 from tests.support.waiting import eventually
@@ -47,8 +48,9 @@ def apart(proxy: RunningProxy, database: str | None = None) -> Any:
 
 def pid_of(connection: Any) -> int:
     """The process that serves the connection: the one that holds its server's end."""
-    _, port = connection._sock.getsockname()
-    _, listening = connection._sock.getpeername()
+    client = insides.socket_of(connection)
+    _, port = client.getsockname()
+    _, listening = client.getpeername()
     ends = (f":{listening:04X}", f":{port:04X}")
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     (inode,) = [fields[9] for fields in lines if fields[1].endswith(ends[0]) and fields[2].endswith(ends[1])]
@@ -85,9 +87,9 @@ def test_a_stream_is_refused_there_with_the_address_to_take(begin: Any, database
         code, text = refused(client, statement)
         assert code == 1105
         assert "(listen_statements): connect to the other address of the proxy (listen)" in text
-    client._execute_command(COM_STMT_PREPARE, b"STREAM * FROM m")
+    insides.send(client, COM_STMT_PREPARE, b"STREAM * FROM m")
     with pytest.raises(pymysql.MySQLError, match="listen_statements"):
-        client._read_packet()
+        insides.packet(client)
     assert rows(client, "SELECT 1") == [(1,)]
 
 

@@ -46,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000))
     parser.add_argument("--server", nargs="*", default=list(FLAVOURS), choices=FLAVOURS)
     parser.add_argument("--proxies", type=int, default=3)
+    parser.add_argument("--apart", action="store_true", help="proxies have an address for statements as well")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--queues", nargs="*", default=[], help="only these queues")
     parser.add_argument("--faults", nargs="*", default=[], help="only faults of these kinds; none: no faults")
@@ -121,6 +122,7 @@ def run_of(given: argparse.Namespace, flavour: Flavour, seconds: float, folder: 
         processes=given.processes,
         batch=given.batch,
         rate=given.rate,
+        apart=given.apart,
     )
 
 

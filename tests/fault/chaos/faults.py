@@ -80,9 +80,36 @@ def _signalled(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _stop(pid: int) -> Undo:
-    _signalled(pid, signal.SIGSTOP)
-    return lambda: _signalled(pid, signal.SIGCONT)
+def _stop(*pids: int) -> Undo:
+    for pid in pids:
+        _signalled(pid, signal.SIGSTOP)
+
+    def go_on() -> None:
+        for pid in pids:
+            _signalled(pid, signal.SIGCONT)
+
+    return go_on
+
+
+def _children(pid: int) -> Iterator[int]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                yield int(entry.name)
+
+
+def _is_reader(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"engine.binlog.reader" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _processes(pid: int) -> Iterator[int]:
+    """The processes of a proxy, without its reader of the binary log: several, if it has workers."""
+    yield pid
+    for child in _children(pid):
+        if not _is_reader(child):
+            yield from _processes(child)
 
 
 def _kill_proxy(site: Site, fault: Fault) -> Undo:
@@ -91,7 +118,7 @@ def _kill_proxy(site: Site, fault: Fault) -> Undo:
 
 
 def _stop_proxy(site: Site, fault: Fault) -> Undo:
-    return _stop(site.proxies[fault.proxy].pid)
+    return _stop(*_processes(site.proxies[fault.proxy].pid))
 
 
 def _stop_server(site: Site, fault: Fault) -> Undo:
@@ -244,11 +271,9 @@ def _deadlocks(site: Site, fault: Fault) -> Undo:
 
 def _kill_reader(site: Site, fault: Fault) -> Undo:
     """Kill the child that reads the binary log for this proxy."""
-    proxy = site.proxies[fault.proxy].pid
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == proxy:
-                _signalled(int(entry.name), signal.SIGKILL)
+    for child in _children(site.proxies[fault.proxy].pid):
+        if _is_reader(child):
+            _signalled(child, signal.SIGKILL)
     return _nothing
 
 

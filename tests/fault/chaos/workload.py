@@ -48,6 +48,8 @@ class Orders(NamedTuple):
     plans: list[dict[str, Any]]
     routes: list[list[int]]
     """Ports: for each proxy, the direct one and that of the relay in front of it."""
+    apart: list[int]
+    """Ports: for each proxy, that of clients which receive no messages; 0 without one."""
     server: int
     batch: int
     rate: float
@@ -105,13 +107,21 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, load: Workload, draw: random.Random, *, direct: bool = False, prepares: bool = False
+        cls,
+        load: Workload,
+        draw: random.Random,
+        *,
+        direct: bool = False,
+        prepares: bool = False,
+        streams: bool = True,
     ) -> Connection:
-        """Connect through any proxy, by way of its relay every other time, or to the server itself."""
+        """Connect through any proxy, by way of its relay every other time, or to the server itself. Without
+        `streams`, it may be the address for clients that receive no messages."""
         routes = load.orders.routes
         proxy = -1 if direct else draw.randrange(len(routes))
         relayed = draw.random() < 0.5
-        port = load.orders.server if direct else routes[proxy][relayed]
+        apart = 0 if streams or direct or relayed else load.orders.apart[proxy]
+        port = load.orders.server if direct else apart or routes[proxy][relayed]
         client = await Client.connect("127.0.0.1", port, DATABASE, prepares=prepares)
         name = load.number()
         load.history.write("open", conn=name, proxy=proxy, relayed=relayed, process=load.orders.process)
@@ -196,7 +206,7 @@ class Producer:
         if self._load.healed.is_set():
             await self._load.pause(PAUSE_S)
             return
-        connection = await Connection.open(self._load, draw, direct=draw.random() < 0.3)
+        connection = await Connection.open(self._load, draw, direct=draw.random() < 0.3, streams=False)
         try:
             for _ in range(draw.randrange(5, 60)):
                 await self._let_consumers_catch_up()
@@ -388,7 +398,7 @@ class Streamer(Settling):
     async def __call__(self, draw: random.Random) -> None:
         stream = await Connection.open(self._load, draw, prepares=self._plan.prepares)
         try:
-            acks = await Connection.open(self._load, draw, prepares=self._plan.prepares)
+            acks = await Connection.open(self._load, draw, prepares=self._plan.prepares, streams=False)
         except BaseException as failure:
             stream.close(str(failure))
             raise
@@ -495,7 +505,7 @@ class Definer:
         await self._load.pause(draw.uniform(2, 8))
         if self._load.healed.is_set():
             return
-        connection = await Connection.open(self._load, draw)
+        connection = await Connection.open(self._load, draw, streams=False)
         try:
             await self._define(connection, draw.choice(self._plan.ddl), draw)
             connection.close("finished")
@@ -543,7 +553,7 @@ class Resizer:
             return
         name = draw.choice(sorted(CAPACITIES))
         capacity = draw.choice(CAPACITIES[name])
-        connection = await Connection.open(self._load, draw)
+        connection = await Connection.open(self._load, draw, streams=False)
         try:
             sql = f"ALTER SEMAPHORE {name} CAPACITY {capacity}"
             await connection.run(sql, "resize", "", semaphore=name, capacity=capacity)
@@ -561,7 +571,7 @@ class Redriver:
 
     async def __call__(self, draw: random.Random) -> None:
         await self._load.pause(1 if self._load.healed.is_set() else draw.uniform(2, 8))
-        connection = await Connection.open(self._load, draw)
+        connection = await Connection.open(self._load, draw, streams=False)
         try:
             name = self._plan.name
             await connection.run(f"REDRIVE QUEUE {self._plan.dead_letter} TO {name}", "redrive", name)
