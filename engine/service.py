@@ -33,7 +33,7 @@ from engine.runtime.semaphore_queues import SemaphoreQueues
 from engine.runtime.store_effects import no_queue_text
 from engine.runtime.table_runner import Locker, Sink, TableRunner
 from engine.store.acks import Ack
-from engine.store.port import Origin, Roster, Store
+from engine.store.port import Origin, Roster, Store, StoreError
 
 NO_IDS = range(0)
 
@@ -120,6 +120,10 @@ class Engine:
         """The slots of the other proxies, when they could be read last."""
         self.slots: frozenset[int] = frozenset()
         """The slots that this proxy has or had on the server: leases may carry them."""
+        self._streamed_elsewhere: frozenset[TableId] = frozenset()
+        """The queues that another proxy has streamed since there are others: its clients may hold locks."""
+        self._streamed_since_s: dict[TableId, float] = {}
+        """Since when queues count as streamed here."""
         self._streamed_until_s: dict[TableId, float] = {}
         """Until when queues without streams still count as streamed."""
         self._followed_until_s: dict[TableId, float] = {}
@@ -129,6 +133,8 @@ class Engine:
         self._follow_ups = FollowUpQueues()
         self._sharing = SemaphoreQueues()
         self._draining = False
+        self.has_streams = True
+        """Whether clients may have streams here. If not, other proxies need not know of this one."""
         self._tracer: Tracer | None = None
         self.on_queues: Callable[[], None] = lambda: None
         """Called when the result of `followed_queues` or `slots` may have changed."""
@@ -143,7 +149,8 @@ class Engine:
     async def start(self) -> None:
         """Read the server's clock and its queues. Raises StoreError when they cannot be read."""
         await self._queues.start()
-        self._roster.start()
+        if self.has_streams:
+            self._roster.start()
 
     async def drain(self) -> None:
         """End all streams, and release what is not acknowledged. Returns when that is done."""
@@ -333,6 +340,28 @@ class Engine:
         else:
             runner.measures.on_sent = lambda leases, now: tracer.delivered(runner.queue, leases, now)
 
+    async def unlocked(self, table: TableId, keys: tuple[Key, ...]) -> tuple[Key, ...]:
+        """Those of the messages that a session may lock: all of them, or, if clients of other proxies may have
+        locked some, those that no other transaction has locked just now. None of them if the server does not
+        answer."""
+        runner = self._runners.get(table)
+        if runner is None or not self._others_may_lock(table):
+            return keys
+        try:
+            found = await self._executor.call(self._executor.store.unlocked, runner.queue, keys)
+        except StoreError as error:
+            self._executor.report(f"lookup of {table}", error)
+            return ()
+        return tuple(key for key in keys if key in found)
+
+    def _others_may_lock(self, table: TableId) -> bool:
+        roster = self._roster.found
+        if roster.slot is None or table in self._streamed_elsewhere:
+            return True
+        now_s = asyncio.get_running_loop().time()
+        since_s = self._streamed_since_s.get(table, now_s)
+        return bool(roster.others) and now_s < since_s + self._executor.settings.former_locks_s
+
     def traced(self, name: str, ids: range, context: str) -> None:
         """A statement with this trace context inserted rows with these ids into a table of this bare name, as
         the server's answer shows. Of two queues of one name, neither is meant."""
@@ -490,6 +519,7 @@ class Engine:
             for table, until_s in self._streamed_until_s.items()
             if until_s > now_s and table in self._runners
         }
+        self._streamed_since_s = {table: self._streamed_since_s.get(table, now_s) for table in self._streamed_until_s}
         return list(self._streamed_until_s)
 
     def _on_roster(self, roster: Roster) -> None:
@@ -497,6 +527,9 @@ class Engine:
         if roster.slot is not None:
             self._other_slots = roster.others
             self.slots |= {roster.slot}
+            self._streamed_elsewhere |= roster.partners.keys()
+            if not roster.others:
+                self._streamed_elsewhere = frozenset()
         self.on_queues()
         for table, runner in list(self._runners.items()):
             runner.set_slot(roster.slot or 0)

@@ -70,6 +70,10 @@ class EngineSettings:
     roster_streams_kept_s: float = 5.0
     """A queue counts as streamed for so long after its last stream: consumers that poll open one
     after the other."""
+    former_locks_s: float = 60.0
+    """While there are other proxies: for so long after the streams of a queue have begun here, clients of others
+    may have locked messages of it with STREAM … FOR UPDATE before. Later, only if another proxy has streamed it
+    since."""
     idle_followed_s: float = 60.0
     """The binary log's changes of a queue are used for so long after its last stream and its last
     message in flight here: a change of the set costs the reader a message with all of it, and the

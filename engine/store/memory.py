@@ -320,6 +320,10 @@ class MemoryStore:
         live = (row for key in keys if (row := rows.get(key)) is not None and row.time_acked_ns is None)
         return self._timed({row.key: row.entry for row in live})
 
+    def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
+        """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
+        return self._timed(frozenset(self.lookup(table, keys).value.keys() - self.locked))
+
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Release claims. Returns the number of rows whose claim still was ours."""
         rows = self.rows_of(table)

@@ -395,6 +395,14 @@ class MySQLStore:
             now, *found = connection.run([statement("now"), *sql.for_ids("lookup", keys)])
             return Timed({entry.key: entry for entry in entries_of(sql, *found)}, now_ns(now))
 
+    def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
+        """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
+        sql = statements_of(table)
+        with self._pool.connection() as connection:
+            now, *found = connection.run([statement("now"), *sql.for_ids("lookup_unlocked", keys)])
+            ids = (id_ for result in found for row in result.rows if (id_ := text_values(row)[0]) is not None)
+            return Timed(frozenset(map(sql.key, ids)), now_ns(now))
+
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Release claims. Returns the number of rows whose claim still was ours."""
         count, held, now = self._retried(partial(self._release, table, returns))

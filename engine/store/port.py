@@ -253,6 +253,9 @@ class Store(Protocol):
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
         """The entries of those keys whose rows exist and are unacknowledged."""
 
+    def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
+        """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
+
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Release claims, and count failed deliveries of messages that were locked. Returns the
         number of rows that still showed the claim, or the state before the delivery."""

@@ -549,6 +549,13 @@ SELECT /* ackstream lookup */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowes
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
+-- name: lookup_unlocked
+-- Those of them that no other transaction has locked for itself. The locks end with the statement.
+SELECT /* ackstream lookup */ $id
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL
+/*!80000 FOR SHARE */ /*M! LOCK IN SHARE MODE */ SKIP LOCKED
+
 -- name: release_lock
 -- Locks claims to release, except rows that others have locked. The caller compares their epoch and
 -- time_next.

@@ -128,6 +128,7 @@ class Worker:
             self._part_of,
             others_stream=self.settings.workers > self.has_streams,
         )
+        engine.has_streams = self.has_streams
 
         def released(table: TableId) -> None:  # It is called on any thread.
             with suppress(RuntimeError):  # The loop is closed.

@@ -4,13 +4,19 @@ The engine chooses keys and offers them (`LockingStream.lock`). The client's own
 locks these rows by id, skips those that others have locked, and passes the rows to the client as
 they come. The engine gets the keys that were locked. Nothing is written. The end of the
 transaction ends the locks; CommitNotices reports it to the engine.
+
+Under REPEATABLE READ, a session that skips a locked row locks the gap behind it until its
+transaction ends. Behind the last row of a table, that keeps producers from inserting while the
+session waits for messages. So, where other proxies may have locked some of the messages, a
+connection of the engine finds out first which are free (`Unlocked`): it locks no gaps.
 """
 
 from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,17 +55,6 @@ NO_TRANSACTION = ServerError(
     "(or SET autocommit = 0), or leave FOR UPDATE out to claim messages",
 )
 
-SEVERAL_WORKERS = ServerError(
-    1105,
-    "HY000",
-    "STREAM … FOR UPDATE is not possible while the proxy has several workers: leave FOR UPDATE out to claim messages, "
-    "or have the proxy started without --workers",
-)
-"""A session that tries a message which a session of another worker has locked skips it. But under
-REPEATABLE READ it then locks the gap behind it, until the end of its transaction. While it waits for
-messages, that keeps others from inserting any."""
-
-
 COUNTED = ServerError(
     1105,
     "HY000",
@@ -75,6 +70,10 @@ FOLLOW_UPS = ServerError(
     "STREAM … FOR UPDATE is not possible on a queue with AFTER_BATCH: whether a batch is done is checked by claims. "
     "Leave FOR UPDATE out to claim messages",
 )
+
+
+Unlocked = Callable[[tuple[Key, ...]], Awaitable[tuple[Key, ...]]]
+"""Returns those of the messages that no other transaction has locked just now."""
 
 
 def refuse_without_transaction(session: ClientSession, proven: ProvenStream) -> None:
@@ -172,8 +171,9 @@ def is_ascending(keys: Sequence[Key]) -> bool:
 class LockingSession:
     """Locks messages in the transaction of one session, for one stream."""
 
-    def __init__(self, session: ClientSession, proven: ProvenStream, selection: Selection) -> None:
+    def __init__(self, session: ClientSession, proven: ProvenStream, selection: Selection, unlocked: Unlocked) -> None:
         self._session = session
+        self._unlocked = unlocked
         self._was_in_transaction = proven.was_in_transaction
         self._has_locked = False
         """Whether a lock was tried: the transaction is the client's since."""
@@ -195,8 +195,8 @@ class LockingSession:
         timeout_s = SOON_S
         while (offer := await stream.next_offer(timeout_s)) is not None or not stream.over:
             if offer is not None:
-                self._has_locked, timeout_s = True, SOON_S
-                await self._lock(stream, *offer)
+                timeout_s = SOON_S
+                await self._lock_free(stream, *offer)
             elif timeout_s == SOON_S:
                 timeout_s = ping_interval_s
                 await self._begin(stream)
@@ -221,19 +221,26 @@ class LockingSession:
         if not self._has_locked:
             await end_own_transaction(self._session, was_in_transaction=self._was_in_transaction)
 
-    async def _lock(self, stream: LockingStream, lock: Lock, answer: LockAnswer) -> None:
-        """Lock the offered messages and pass their rows on. An error of the server ends the
-        stream."""
+    async def _lock_free(self, stream: LockingStream, lock: Lock, answer: LockAnswer) -> None:
+        """Lock those of the offered messages that others have not locked, and answer."""
+        stream.lock_begins(answer)
+        try:
+            keys = await self._unlocked(lock.keys)
+            if keys and not stream.over:
+                await self._lock(stream, lock if keys is lock.keys else replace(lock, keys=keys))
+        finally:
+            stream.lock_ends()
+
+    async def _lock(self, stream: LockingStream, lock: Lock) -> None:
+        """Lock the messages and pass their rows on. An error of the server ends the stream."""
         session = self._session
+        self._has_locked = True
         session.commit_notices.messages_locked(session.number)
         session.classifier.in_followed_transaction = True
         run = self._execute if self._binary else self._query
         on_header, on_rows = partial(_begin_with, stream), partial(self._pass, stream)
-        stream.lock_begins(answer)
-        try:
-            done = await spelled(session, self._select(lock), partial(run, on_header, on_rows))
-        finally:
-            stream.lock_ends()
+        done = await spelled(session, self._select(lock), partial(run, on_header, on_rows))
+        stream.lock_ends()
         if (error := done.error) is not None:
             stream.refuse(error)
             if error.code == DEADLOCK:

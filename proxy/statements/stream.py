@@ -22,7 +22,6 @@ from proxy.settings import Settings
 from proxy.statements.locking_stream import (
     COUNTED,
     FOLLOW_UPS,
-    SEVERAL_WORKERS,
     LockingSession,
     LockingStream,
     refuse_without_transaction,
@@ -139,7 +138,9 @@ class Streaming:
             stream.ends_with(lambda: make_end(session.capabilities, session.status))
         try:
             if isinstance(stream, LockingStream):
-                await LockingSession(session, proven, selection).attend(stream, self._settings.ping_interval_s)
+                unlocked = partial(self._engine.unlocked, queue.id)
+                locking = LockingSession(session, proven, selection, unlocked)
+                await locking.attend(stream, self._settings.ping_interval_s)
             else:
                 await self._attend(session, stream, Rights(queue, columns_read(statement, row_format)))
         except ConnectionError:
@@ -161,8 +162,6 @@ class Streaming:
     def _check_locking(self, session: ClientSession, proven: ProvenStream) -> None:
         """Raise ServerError if FOR UPDATE is not possible here."""
         refuse_without_transaction(session, proven)
-        if self._settings.workers > 1:
-            raise SEVERAL_WORKERS.again()
         if proven.queue.policy.locked_claims:
             raise COUNTED.again()
         if proven.queue.after_batch is not None:

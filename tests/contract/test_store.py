@@ -494,6 +494,21 @@ class TestLookup:
             assert set(subject.store.lookup(subject.table, [1]).value) == {1}
 
 
+class TestUnlocked:
+    def test_messages_that_others_have_locked_are_not_among_them(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 3)
+        subject.acknowledge(2)
+        with subject.locked(1):
+            assert subject.store.unlocked(subject.table, [1, 2, 3, 4]).value == {3}
+        assert subject.store.unlocked(subject.table, [1, 2, 3, 4]).value == {1, 3}
+        assert subject.store.unlocked(subject.table, []).value == frozenset()
+
+    def test_nothing_stays_locked(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        subject.store.unlocked(subject.table, [1])
+        assert [taken.key for taken in claim(subject, 1)] == [1]
+
+
 class TestRelease:
     def release(self, subject: Subject, returns: Sequence[Return]) -> int:
         return subject.store.release(subject.table, returns).value

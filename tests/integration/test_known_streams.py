@@ -373,9 +373,9 @@ def test_a_known_stream_for_update_shows_nothing_that_the_client_may_not_read(
     """The server denies it the rows at once. Without the right to update, it may acknowledge none."""
     statement = f"STREAM id, payload FROM {database}.m LIMIT 1 NOWAIT FOR UPDATE"
     with user(root, database, granted, "UPDATE") as name, RawClient(watched_proxy, user=name) as client:
-        for message in (b"1", b"2", b"3"):
-            client.query("BEGIN")
-            assert values(client.query(statement)) == [message]
+        for _ in range(3):
+            client.query("BEGIN")  # What was locked is free again, and may come next.
+            assert len(values(client.query(statement))) == 1
         run(root, f"REVOKE {revoked} ON {database}.m FROM {name}@localhost")
         answer = client.query(statement)
         if revoked == "UPDATE" and answer[0].payload[0] != ERR:

@@ -124,8 +124,7 @@ def test_several_workers_share_the_other_address(begin: Any) -> None:
     assert not streaming & others
 
 
-def test_one_worker_for_streams_locks_messages_in_transactions(begin: Any, database: str) -> None:
-    """With several, FOR UPDATE is refused."""
+def test_the_worker_for_streams_locks_messages_in_transactions(begin: Any, database: str) -> None:
     proxy = begin()
     client = apart(proxy, database)
     create_queue(client, "m")

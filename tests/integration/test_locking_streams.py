@@ -23,6 +23,8 @@ from tests.support.waiting import eventually, settled
 
 pytestmark = pytest.mark.either_server
 
+ENOUGH_SCANS = 12
+"""Of a queue with due messages that others have locked: more than come before they are tried."""
 ROW = "SELECT epoch, time_next, time_acked FROM m ORDER BY id"
 
 
@@ -308,6 +310,43 @@ def test_two_proxies_never_hand_out_a_message_twice(proxy, server, database, que
     assert len(taken) == 600
     assert len(set(taken)) == 600
     assert rows(queue, "SELECT COUNT(*) FROM m WHERE time_acked IS NULL") == [(0,)]
+
+
+@pytest.fixture(params=["two proxies", "two workers"])
+def engines(request, proxy, server, tmp_path):
+    """Two proxies, or twice one with two workers: it passes each client on to the worker with the fewest."""
+    if request.param == "two proxies":
+        with running_proxy(server, tmp_path / "log") as other:
+            yield proxy, other
+    else:
+        with running_proxy(server, tmp_path / "log", ["--workers", "2"]) as both:
+            yield both, both
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "READ COMMITTED"])
+def test_producers_do_not_wait_for_a_consumer_that_waits_for_what_another_engine_has_locked(
+    engines, database, queue, isolation
+) -> None:
+    """Under REPEATABLE READ, a session that skips a locked row locks the gap behind it until its transaction ends.
+    Behind the last row, that would be the place of all new messages."""
+    holder, waiting = (engine.connect(database=database) for engine in engines)
+    for worker in (holder, waiting):
+        run(worker, f"SET SESSION TRANSACTION ISOLATION LEVEL {isolation}")
+        run(worker, "BEGIN")
+    assert len(lock(holder, 3)) == 3
+    received = []
+    thread = threading.Thread(target=lambda: received.append(lock(waiting, 5, "WAIT 30")))
+    scans = engines[1].metric("scans_total")
+    thread.start()
+    # Longer than another engine's messages are left to it.
+    eventually(lambda: engines[1].metric("scans_total") >= scans + ENOUGH_SCANS)
+    run(queue, "SET SESSION innodb_lock_wait_timeout = 1")
+    enqueue(queue, "m", "d")
+    thread.join(60)
+    assert received == [["d"]]
+    for worker in (holder, waiting):
+        run(worker, "ROLLBACK")
+        worker.close()
 
 
 def test_a_killed_proxy_frees_its_messages_by_the_server_and_counts_nothing(

@@ -430,17 +430,18 @@ def test_a_bounded_stream_of_a_queue_with_limits_gets_what_is_there(serve: Serve
     assert rows(producer, "STREAM id FROM m LIMIT 1 NOWAIT") == []
 
 
-def test_for_update_is_refused_with_the_reason_and_nothing_is_locked(serve: Serve, database: str) -> None:
-    """A session that skips what another worker's has locked would lock the gap behind it."""
+def test_what_a_transaction_has_locked_goes_to_nobody_else(serve: Serve, database: str) -> None:
     proxy = serve(2)
     here, there = connections(proxy, database, 2)
     create_queue(here, "m")
-    enqueue(here, "m", "a")
-    run(here, "BEGIN")
-    with pytest.raises(pymysql.MySQLError, match="while the proxy has several workers: leave FOR UPDATE out"):
-        rows(here, "STREAM id FROM m LIMIT 1 WAIT 20 FOR UPDATE")
-    assert rows(there, "STREAM id FROM m LIMIT 1 NOWAIT") == [(1,)]
-    assert rows(here, "SELECT 1") == [(1,)]
+    enqueue(here, "m", "abc")
+    for connection in (here, there):
+        run(connection, "BEGIN")
+    assert len(rows(here, "STREAM id FROM m LIMIT 2 WAIT 20 FOR UPDATE")) == 2
+    assert len(rows(there, "STREAM id FROM m LIMIT 2 WAIT 20 FOR UPDATE")) == 1
+    run(here, "COMMIT")
+    assert rows(there, "STREAM id FROM m LIMIT 1 WAIT 20 FOR UPDATE")
+    run(there, "COMMIT")
 
 
 def test_the_private_server_belongs_to_the_parent(tmp_path: Path) -> None:

@@ -29,15 +29,18 @@ OK = [make_ok(status=STATUS)]
 
 class OfferingEngine:
     """An engine that offers each stream one message, and ends it when that is locked. `twice`: it offers
-    another one, at once."""
+    another one, at once. `elsewhere`: others have locked all of them."""
 
-    def __init__(self, *, twice: bool = False) -> None:
-        self._twice = twice
+    def __init__(self, *, twice: bool = False, elsewhere: bool = False) -> None:
+        self._twice, self._elsewhere = twice, elsewhere
         self.answers: list[Collection[Key]] = []
         self.answered = asyncio.Event()
 
     async def queue(self, _table: TableId, **_options: object) -> QueueTable:
         return queue_table()
+
+    async def unlocked(self, _table: TableId, keys: tuple[Key, ...]) -> tuple[Key, ...]:
+        return () if self._elsewhere else keys
 
     def known_queue(self, _table: TableId, _text: bytes) -> QueueTable | None:
         return None
@@ -103,6 +106,24 @@ def test_each_offer_is_answered_also_after_the_end_of_the_stream() -> None:
         while (await played.next_to_client()).payload[0] != 0xFF:
             pass
         assert [set(keys) for keys in engine.answers] == [set(), set()]
+
+    play(script, engine)
+
+
+def test_a_session_does_not_try_messages_that_others_have_locked() -> None:
+    """Under REPEATABLE READ, it would lock the gaps behind them."""
+    engine = OfferingEngine(elsewhere=True)
+
+    async def script(played: PlayedSession) -> None:
+        played.query(b"STREAM id FROM shop.m LIMIT 1 NOWAIT FOR UPDATE")
+        sent = []
+        for answer in (CONTEXT, DEFINITION, OK, HEADER):
+            sent.append(await played.next_to_server())
+            played.session.server_sent(frame_rows(answer, 1)[0])
+        for _ in HEADER:
+            await played.next_to_client()
+        assert engine.answers == [set()]
+        assert not any(b"FOR UPDATE" in statement for statement in sent)
 
     play(script, engine)
 
