@@ -67,6 +67,7 @@ MEASURED = {
     "ack_update",
     "fetch",
     "lookup",
+    "lookup_unlocked",
     "release_lock",
     "release_unsent",
     "release_sent",
@@ -383,6 +384,10 @@ class TestByKey:
 
     def test_looking_up_reads_each_row_once(self, bench: Bench, due: list[Wanted]) -> None:
         assert len(bench.store.lookup(bench.table, [want.key for want in due]).value) == len(due)
+        frugal(bench.meter.take(), **by_id(bench))
+
+    def test_finding_what_is_not_locked_reads_each_row_once(self, bench: Bench, due: list[Wanted]) -> None:
+        assert len(bench.store.unlocked(bench.table, [want.key for want in due]).value) == len(due)
         frugal(bench.meter.take(), **by_id(bench))
 
     @pytest.mark.parametrize("sent", [False, True])
