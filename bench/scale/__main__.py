@@ -1,13 +1,13 @@
 """`make bench-scale`: ten million messages in a thousand queues, two thousand streams, several proxies.
 
-    .venv/bin/python -m bench.scale [--rows N] [--queues N] [--streams N] [--proxies N …] [--workers N]
-        [--servers NAME …] [--seconds S] [--results FOLDER]
+    .venv/bin/python -m bench.scale [--rows N] [--queues N] [--streams N] [--proxies N …] [--workers N …]
+        [--servers NAME …] [--seconds S] [--results FOLDER] [--page NAME]
 
 Nine tenths of the rows are in one queue, the others are spread over the small ones (bench.scale.rows).
 For each number of proxies: all streams are opened on the small queues and drain what is due there;
 then nothing happens; then single messages are inserted; at last eight streams through each proxy
 drain the large queue, while other clients run single SELECTs. With `--workers`, each proxy has so many
-worker processes. The page of results is written anew after each number of proxies.
+worker processes, one number after the other.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ SERVER = (f"--max-connections={CONNECTIONS_MAX}", "--table-open-cache=10000", "-
 Column = Mapping[str, float]
 
 
-def measure(flavour: Flavour, plan: Plan, rows: int, counts: Sequence[int], columns: dict[str, Column]) -> None:
-    """Measure one server with these numbers of proxies; add a column for each. Raises MissingError."""
+def measure(
+    flavour: Flavour, plan: Plan, rows: int, counts: Sequence[tuple[int, int]], columns: dict[str, Column]
+) -> None:
+    """Measure one server with these numbers of proxies, and of workers of each; add a column for each pair.
+    Raises MissingError."""
     with tempfile.TemporaryDirectory(prefix="ackstream-scale-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         compiled(SOURCE, folder, LIBMARIADB)
@@ -50,16 +53,17 @@ def measure(flavour: Flavour, plan: Plan, rows: int, counts: Sequence[int], colu
             print(f"{flavour}: {rows:,} rows in {plan.queues + 1:,} queues, loaded in {took_s:.0f} s", flush=True)
             due = small_rows(rows, plan.queues) // 4
             rate = RATE
-            for turn, count in enumerate(counts):
+            for turn, (count, workers) in enumerate(counts):
                 if turn:
                     refill(server.port, plan.queues, due)
-                print(f"{flavour}, proxies: {count}", flush=True)
+                print(f"{flavour}, proxies: {count}, workers of each: {workers}", flush=True)
                 began_s = time.monotonic()
-                with proxies(server, folder / f"proxies-{count}", count, plan.workers) as running:
+                with proxies(server, folder / f"proxies-{turn}", count, workers) as running:
                     setting = Setting(server, folder, plan, running)
                     setting.figures.add("proxies ready after, s", time.monotonic() - began_s)
                     rate = setting.run(due * plan.queues, rate)
-                    columns[f"{TITLES[flavour]}, {count} × proxy"] = setting.figures.values
+                    more = f", {workers} workers" if workers > 1 else ""
+                    columns[f"{TITLES[flavour]}, {count} × proxy{more}"] = setting.figures.values
 
 
 def shown(value: float) -> str:
@@ -87,7 +91,7 @@ def conditions(plan: Plan, rows: int, load_before: float) -> list[str]:
         *machine(load_before),
         f"{rows:,} rows with payloads of {PAYLOAD_BYTES} bytes: a quarter each due, scheduled, acknowledged, failed",
         f"{100 * SMALL_SHARE:.0f} % of the rows in {plan.queues:,} small queues, the others in one large queue",
-        f"{plan.streams:,} streams on the small queues; each proxy has {plan.workers} worker process(es)",
+        f"{plan.streams:,} streams on the small queues",
         "client, proxies and server share the cores",
         f"MySQL: {' '.join((*SERVER_OPTIONS, REDO_LOG['mysql']))}",
         f"MariaDB: {' '.join((*SERVER_OPTIONS, REDO_LOG['mariadb']))}",
@@ -100,12 +104,14 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=QUEUES, help="small queues")
     parser.add_argument("--streams", type=int, default=STREAMS, help="on the small queues")
     parser.add_argument("--proxies", type=int, nargs="+", default=[1, 2, 4], metavar="N")
-    parser.add_argument("--workers", type=int, default=1, help="processes of each proxy")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1], metavar="N", help="processes of each proxy")
     parser.add_argument("--servers", nargs="+", choices=FLAVOURS, default=FLAVOURS)
     parser.add_argument("--seconds", type=float, default=15.0, help="the aim for each drain of the large queue")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    parser.add_argument("--page", default="scale.md", metavar="NAME", help="of the results in that folder")
     arguments = parser.parse_args()
-    plan = Plan(arguments.queues, arguments.streams, arguments.workers, arguments.seconds)
+    plan = Plan(arguments.queues, arguments.streams, arguments.seconds)
+    counts = [(count, workers) for workers in arguments.workers for count in arguments.proxies]
     load_before = os.getloadavg()[0]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -113,11 +119,11 @@ def main() -> None:
     columns: dict[str, Column] = {}
     for flavour in arguments.servers:
         try:
-            measure(flavour, plan, arguments.rows, arguments.proxies, columns)
+            measure(flavour, plan, arguments.rows, counts, columns)
         except MissingError as missing:
             print(f"{flavour} is left out: {missing}", flush=True)
     text = page(columns, conditions(plan, arguments.rows, load_before))
-    (arguments.results / "scale.md").write_text(text)
+    (arguments.results / arguments.page).write_text(text)
     print(f"\n{text}")
 
 

@@ -34,7 +34,6 @@ class Plan:
 
     queues: int
     streams: int
-    workers: int
     seconds: float
     """The aim for the drain of the large queue."""
 
