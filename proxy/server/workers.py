@@ -1,10 +1,10 @@
 """The parent of several workers: it accepts clients, starts workers and starts them again, and has
 what they share.
 
-It passes each client on to the worker of its address with the fewest, change sets from the one reader of the
-binary log to each worker, and notices of each worker to the others. A worker that reads slowly
-loses change sets and notices, and is then told so: it delays nobody else. The parent answers
-/health and /metrics for all.
+It passes each client on to the worker of its address with the fewest, change sets from the one
+reader of the binary log to each worker that follows their queues, and notices of each worker to the
+others. A worker that reads slowly loses change sets and notices, and is then sent `Missed`: it
+delays nobody else. The parent answers /health and /metrics for all.
 """
 
 from __future__ import annotations

@@ -93,14 +93,16 @@ def test_a_stream_is_refused_there_with_the_address_to_take(begin: Any, database
     assert rows(client, "SELECT 1") == [(1,)]
 
 
+@pytest.mark.parametrize("binlog", ["auto", "off"])
 def test_what_is_inserted_there_goes_to_the_streams_and_may_be_acknowledged_there(
-    begin: Any, database: str, consume: Any
+    begin: Any, database: str, consume: Any, binlog: str
 ) -> None:
-    proxy = begin()
+    proxy = begin(binlog=binlog)
     client = apart(proxy, database)
     create_queue(client, "m", vt_poller_interval="600", vt_ack_wait="600")
     consumer: Consumer = consume(proxy.connect(database=database), "STREAM * FROM m PREFETCH 1")
-    eventually(lambda: proxy.metric("streams") == 1 and proxy.metric("binlog_following") == 1)
+    followed = int(binlog == "auto")
+    eventually(lambda: proxy.metric("streams") == 1 and proxy.metric("binlog_following") == followed)
     for number in range(1, 11):
         enqueue(client, "m", "a")
         eventually(lambda: len(consumer.received) == number)  # noqa: B023
