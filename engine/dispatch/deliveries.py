@@ -169,7 +169,9 @@ class Deliveries:
             parts.releases.add_release(lease.returned())
         self.end_leases(leases)
         for lease in leases:
-            if lease.locked:
+            if lease.unscanned:
+                parts.scans.request_scans()
+            elif lease.locked:
                 parts.scans.unlocked(lease.expired_entry, parts.now)
 
     def give_back_abandoned(self, leases: Iterable[Lease]) -> None:

@@ -226,15 +226,17 @@ class Dispatcher:
 
     def inserted(self, now: Instant, keys: Sequence[Key]) -> Effects:
         """A transaction that only inserted rows was committed, probably rows of these keys: they
-        follow from the server's answer. If no other message can be due, they are claimed without a
-        scan. A wrong key costs a claim that misses it, and then a scan."""
+        follow from the server's answer. If no other message can be due, they are claimed or offered
+        to be locked without a scan. A wrong key costs a claim that misses it, and then a scan."""
         self._deliveries.end_expired(now)
         self.parts.scans.promote_due(now)
         picked = self._picking.pick_inserted(now, keys)
         if picked is None:
             return self.woken(now)
         effects: Effects = []
-        if picked:
+        if any(group.locks for group, _ in picked.values()):
+            self._locked.start_leases(picked, unscanned=True)
+        elif picked:
             effects.append(self._claim(picked, now, unscanned=True))
         return effects + self._advance(now)
 
@@ -482,10 +484,11 @@ class Dispatcher:
         ]
         return effects + self._advance(now)
 
-    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key]) -> Effects:
+    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry] = ()) -> Effects:
         """A subscriber's session has locked these of the messages that it was offered, and passed
-        their rows on. The others are locked by somebody else, changed or gone."""
-        self._locked.lock_answered(now, lock_id, locked)
+        their rows on. The others are locked by somebody else, changed or gone. `read`: the rows of
+        those that no scan had shown."""
+        self._locked.lock_answered(now, lock_id, locked, read)
         return self._advance(now)
 
     def lookup_done(self, now: Instant, found: Mapping[Key, Entry]) -> Effects:

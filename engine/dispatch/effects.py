@@ -80,6 +80,8 @@ class Lock:
     """In the order of delivery."""
     now_ns: int
     epoch_below: int | None
+    unscanned: bool = False
+    """Whether no scan has shown some of them: the answer shows the rows of all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,8 @@ class Lease:
     locked: bool = False
     """Whether the client's transaction locks the message, and nothing was claimed: the row shows
     `epoch` and `deadline_ns`, which is its time_next and past. The lease has no end by the clock."""
+    unscanned: bool = False
+    """Whether its key follows from an INSERT, and what its row shows is not known: until it is locked."""
     holder: int | None = None
     subscriber: int | None = None
     state: LeaseState = LeaseState.CLAIMED
@@ -133,11 +135,19 @@ class Lease:
         return cls(claim.key, claim.epoch, claim.deadline_ns, claim.priority, claim.due_ns, known_since, claim.group)
 
     @classmethod
-    def locking(cls, entry: Entry, known_since: int) -> Lease:
+    def locking(cls, entry: Entry, known_since: int, *, unscanned: bool = False) -> Lease:
         """The lease of a message that a stream FOR UPDATE is to lock."""
-        return cls(
-            entry.key, entry.epoch, entry.due_ns, entry.priority, entry.due_ns, known_since, entry.group, locked=True
-        )
+        due_ns = entry.due_ns
+        lease = cls(entry.key, entry.epoch, due_ns, entry.priority, due_ns, known_since, entry.group, locked=True)
+        lease.unscanned = unscanned
+        return lease
+
+    def row_read(self, entry: Entry) -> None:
+        """The client's transaction has locked the message, and its row shows this."""
+        assert self.locked, self
+        self.epoch, self.priority = entry.epoch, entry.priority
+        self.deadline_ns = self.due_ns = entry.due_ns
+        self.unscanned = False
 
     def apply(self, event: LeaseEvent) -> None:
         """Change the state as in `TRANSITIONS`. Raises InvalidTransition for an event not listed

@@ -27,13 +27,14 @@ class LockedLeases:
         self._parts = parts
         self._deliveries = deliveries
 
-    def start_leases(self, picked: Picked) -> None:
-        """Give these messages to streams that lock them. No claim precedes it."""
+    def start_leases(self, picked: Picked, *, unscanned: bool = False) -> None:
+        """Give these messages to streams that lock them. No claim precedes it. `unscanned`: their keys
+        follow from an INSERT."""
         parts = self._parts
         by_group: dict[FilterGroup, list[Lease]] = {}
         self._deliveries.end_leases(parts.leases.among(picked))
         for group, entry in picked.values():
-            lease = Lease.locking(entry, next(parts.numbers))
+            lease = Lease.locking(entry, next(parts.numbers), unscanned=unscanned)
             parts.leases.add_lease(lease)
             by_group.setdefault(group, []).append(lease)
         for group, leases in by_group.items():
@@ -43,8 +44,9 @@ class LockedLeases:
             given_out, left = group.subscribers.distribute_shares(leases, len(leases) + group.scans.buffer.ready)
             self._deliveries.assign(given_out, left)
 
-    def lock_answered(self, now: Instant, lock_id: int, locked: Collection[Key]) -> None:
-        """A session has locked these of the messages that it was offered."""
+    def lock_answered(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry]) -> None:
+        """A session has locked these of the messages that it was offered. `read`: their rows, if no scan
+        had shown some of them."""
         parts = self._parts
         if lock := parts.locks.finish_lock(lock_id):
             leases = [lease for lease in lock.leases if lease.awaits_lock]
@@ -52,7 +54,10 @@ class LockedLeases:
             self._deliveries.end_leases(missed)
             parts.capacity.return_unused(len(missed))
             sent = [lease for lease in leases if lease.key in locked]
+            rows = {entry.key: entry for entry in read}
             for lease in sent:
+                if lease.key in rows:
+                    lease.row_read(rows[lease.key])
                 if lease.is_suspect:
                     lease.apply(LeaseEvent.VERIFY)  # By the lock itself.
             if parts.locks.is_running(lock.subscriber):
@@ -61,7 +66,9 @@ class LockedLeases:
                 for lease in sent:
                     lease.apply(LeaseEvent.SEND)
             parts.measures.sent(sent, now)
-            entries = [lease.expired_entry for lease in missed]
+            entries = [lease.expired_entry for lease in missed if not lease.unscanned]
+            if len(entries) < len(missed):
+                parts.scans.request_scans()
             parts.scans.claim_answered(lock.group, locked, entries, now, len(lock.leases), lock.started_ns)
 
     def transaction_ended(self, now: Instant, holder: int, *, failed: bool) -> None:

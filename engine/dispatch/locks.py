@@ -89,4 +89,5 @@ class LocksUnderWay:
         self._by_id[lock_id] = LockUnderWay(group, subscriber, leases, now.mono_ns)
         self._of_holder.setdefault(subscriber.spec.holder, set()).add(lock_id)
         group.subscribers.set_fetching(subscriber, fetching=True)
-        return Lock(lock_id, subscriber.spec.id, tuple(lease.key for lease in leases), now.server_ns, epoch_below)
+        keys, unscanned = tuple(lease.key for lease in leases), any(lease.unscanned for lease in leases)
+        return Lock(lock_id, subscriber.spec.id, keys, now.server_ns, epoch_below, unscanned)

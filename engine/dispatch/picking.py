@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
 from engine.dispatch.parts import Parts
-from engine.model import Entry, Key
+from engine.model import ANYTHING, Entry, Key
 
 Demand = Sequence[tuple[FilterGroup, int]]
 """Filter groups, each with how many messages it takes at most."""
@@ -51,16 +51,18 @@ class Picking:
         return picked
 
     def pick_inserted(self, now: Instant, keys: Sequence[Key]) -> Picked | None:
-        """Take messages that a transaction has inserted, if all of them can be claimed at once
-        without a scan; None: a scan has to find them. A later scan shows whether the keys were
-        right. Messages of other shares are left to their proxies."""
+        """Take messages that a transaction has inserted, for the streams without a condition that claim,
+        or for those that lock, if all of them can be handed out at once without a scan. None: a scan has
+        to find them. A later scan shows whether the keys were right. Messages of other shares are left to
+        their proxies."""
         parts = self._parts
         keys = parts.scans.keep_own(keys, now)
-        if not self._may_claim_unscanned(now, keys):
+        wanting = parts.groups.with_credit()
+        if len(wanting) != 1 or not self._may_take_unscanned(wanting[0], now, keys):
             return None
-        parts.scans.inserted_unscanned(parts.groups.main, now)
+        parts.scans.inserted_unscanned(wanting[0], now)
         parts.capacity.use(len(keys))
-        return {key: (parts.groups.main, Entry(key, 0, 0, 0)) for key in keys}
+        return {key: (wanting[0], Entry(key, 0, 0, 0)) for key in keys}
 
     def _take(self, demand: Demand, count: int) -> list[Taken]:
         """Remove and return the first `count` ready entries of the groups' buffers, in the order of delivery.
@@ -87,18 +89,19 @@ class Picking:
             turns.end_round()
         return taken
 
-    def _may_claim_unscanned(self, now: Instant, keys: Sequence[Key]) -> bool:
-        """Whether all these messages can be claimed at once, and no other message or stream comes
-        first."""
-        parts, main, count = self._parts, self._parts.groups.main, len(keys)
-        if parts.draining or parts.is_failing(now) or parts.groups.with_credit() != [main]:
+    def _may_take_unscanned(self, group: FilterGroup, now: Instant, keys: Sequence[Key]) -> bool:
+        """Whether all these messages can be handed out at once to this group, which alone has credit, and
+        no other message comes first."""
+        parts, count = self._parts, len(keys)
+        if parts.draining or parts.is_failing(now) or group.selection != ANYTHING:
             return False
-        if parts.places.limited:
-            return False  # An INSERT does not show the group.
-        if main.credit < count or parts.capacity.claim_size(count, now) != count:
+        if parts.places.limited or (group.locks and parts.groups.turns is not None):
+            return False  # An INSERT does not show the message group. A claim returns it, and a lock does not.
+        size = parts.capacity.lock_size if group.locks else parts.capacity.claim_size
+        if group.credit < count or size(count, now) != count:
             return False
         known = (parts.is_taken(key) or parts.leases.get(key) or parts.releases.is_under_way(key) for key in keys)
-        return parts.scans.has_nothing_due(main, now) and not any(known)
+        return parts.scans.has_nothing_due(group, now) and not any(known)
 
 
 def _take_merged(demand: Demand, count: int) -> list[Taken]:

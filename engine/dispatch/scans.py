@@ -291,7 +291,7 @@ class ScanScheduler:
         return at_rest and not self._is_due(group, now)
 
     def inserted_unscanned(self, group: FilterGroup, now: Instant) -> None:
-        """Messages whose keys follow from an INSERT are being claimed for a group. A later scan shows
+        """Messages whose keys follow from an INSERT are handed out to a group. A later scan shows
         whether the keys were right; those of the other groups begin when they have demand."""
         for other in self._groups:
             if other is group:

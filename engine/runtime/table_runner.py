@@ -26,7 +26,7 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
 from engine.dispatch.subscribers import Subscription
-from engine.model import NS_PER_S, Claimed, Key, Return, Share, TableId
+from engine.model import NS_PER_S, Claimed, Entry, Key, Return, Share, TableId
 from engine.queue_table import QueueTable
 from engine.runtime.executor import StoreExecutor
 from engine.runtime.store_effects import BegunClaim, StoreEffect, StoreEffects
@@ -55,9 +55,14 @@ class Sink(Protocol):
         """The stream has ended. No other call follows."""
 
 
-LockAnswer = Callable[[Collection[Key]], None]
-"""Is called once with the keys that a session has locked, whose rows its client was sent; also if the stream
-has ended, or the session has failed. Only the end of its client's connection may come instead."""
+class LockAnswer(Protocol):
+    """Is called once; also if the stream has ended, or the session has failed. Only the end of its client's
+    connection may come instead."""
+
+    def __call__(self, locked: Collection[Key], read: Sequence[Entry] = ()) -> None:
+        """The session has locked the messages of these keys, and its client was sent their rows. `read`: what
+        their rows show, if the lock is `unscanned`."""
+
 
 Locker = Callable[[Lock, LockAnswer], None]
 """Has the session of a stream FOR UPDATE lock messages. Returns at once."""
@@ -69,8 +74,8 @@ class _Noted:
 
     begun: list[Subscription] = field(default_factory=list)
     """Streams that have begun."""
-    locked: list[tuple[int, Collection[Key]]] = field(default_factory=list)
-    """Locks that were answered, and the keys of each."""
+    locked: list[tuple[int, Collection[Key], Sequence[Entry]]] = field(default_factory=list)
+    """Locks that were answered, with the keys of each, and the rows that it has read."""
     settled: list[Key] = field(default_factory=list)
     ended: list[tuple[int, bool]] = field(default_factory=list)
     """Transactions that had messages locked: the holder, and whether it was certainly rolled back."""
@@ -212,7 +217,9 @@ class TableRunner:
             self._note_timer.cancel()
         noted, self._noted, self._note_timer = self._noted, _Noted(), None
         dispatcher = self.dispatcher
-        events = [partial(dispatcher.lock_done, lock_id=number, locked=keys) for number, keys in noted.locked]
+        events = [
+            partial(dispatcher.lock_done, lock_id=number, locked=keys, read=read) for number, keys, read in noted.locked
+        ]
         if noted.settled:
             events.append(partial(dispatcher.settled, keys=noted.settled))
         events += [
@@ -453,13 +460,20 @@ class TableRunner:
         else:
             stream.locker(lock, answer)
 
-    def _locked(self, dispatcher: Dispatcher, stream: _Stream | None, lock_id: int, keys: Collection[Key]) -> None:
+    def _locked(
+        self,
+        dispatcher: Dispatcher,
+        stream: _Stream | None,
+        lock_id: int,
+        locked: Collection[Key],
+        read: Sequence[Entry] = (),
+    ) -> None:
         if stream is not None:
-            stream.given += len(keys)
-        self._executor.counters.delivered += len(keys)
-        self.measures.delivered += len(keys)
+            stream.given += len(locked)
+        self._executor.counters.delivered += len(locked)
+        self.measures.delivered += len(locked)
         if dispatcher is self.dispatcher:
-            self._noted.locked.append((lock_id, keys))
+            self._noted.locked.append((lock_id, locked, read))
             self._note()
 
     def _end(self, subscriber: int, cause: Cause, text: str) -> None:

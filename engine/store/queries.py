@@ -23,7 +23,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from engine.model import ANYTHING, Group, Key, Portion, Selection, TableId
+from engine.model import ANYTHING, Entry, Group, Key, Portion, Selection, TableId
 from engine.queue_table import BrokenTable, GroupColumn, IdKind, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.partition_plan import AHEAD, Partition, first_partitions, fitting_width_ns
@@ -175,6 +175,13 @@ FORMS: Mapping[IdKind, IdForm] = MappingProxyType(
 )
 
 
+_ROW = Template(
+    f"CONCAT_WS(0x3A, COALESCE(epoch, 0), COALESCE(priority, {LOWEST_PRIORITY}), COALESCE(time_next, 0), $id)"
+)
+"""What `TableStatements.entry` reads. With a binary string among its arguments, its bytes are the same under
+every character set."""
+
+
 class TableStatements:
     """The statements on one message table, or on a selection of it."""
 
@@ -191,6 +198,7 @@ class TableStatements:
             "table": _selected(table.id, selection),
             "condition": selection.condition or "TRUE",
             "id": Template(self._form.expression).substitute(column="id"),
+            "row": _ROW.substitute(id=Template(self._form.expression).substitute(column="id")),
             "id_index": quoted(table.id_index),
             "scan_index": quoted(table.scan_index or ""),
             "scan_hint": f"FORCE INDEX ({quoted(table.scan_index)})" if table.scan_index else "",
@@ -266,6 +274,11 @@ class TableStatements:
     def key(self, raw: bytes) -> Key:
         """The key of an id that was read."""
         return self._form.parse(raw)
+
+    def entry(self, raw: bytes) -> Entry:
+        """The message of a `row` that was read. Its group is not."""
+        epoch, priority, due_ns, key = raw.split(b":", 3)
+        return Entry(self.key(key), int(epoch), int(priority), int(due_ns))
 
     def group(self, raw: Sequence[bytes | None]) -> Group:
         """The message group of values that were read."""

@@ -85,9 +85,9 @@ SELECT $columns FROM $table WHERE $condition LIMIT 0
 
 -- name: lock_messages
 -- Locks the messages of a STREAM … FOR UPDATE in the client's transaction, and returns their rows
--- behind one column with the id. Rows that others have locked are left out. Where the order of
--- delivery is that of the ids, it costs no sort.
-SELECT /* ackstream lock */ $id, $columns
+-- behind one column: the id, or what a scan would have shown. Rows that others have locked are left
+-- out. Where the order of delivery is that of the ids, it costs no sort.
+SELECT /* ackstream lock */ $first, $columns
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL AND (time_next IS NULL OR time_next <= $now_ns)
     AND ($alive) AND ($condition)

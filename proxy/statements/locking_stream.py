@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.dispatch.effects import Lock
-from engine.model import Key, Selection
+from engine.model import Entry, Key, Selection
 from engine.packets import prepare_ok_at
 from engine.quoting import quoted
 from engine.runtime.table_runner import LockAnswer
@@ -94,6 +94,8 @@ class LockingStream(Stream):
         """How to answer the lock under way."""
         self._locked: set[Key] = set()
         """Of the lock under way: the messages whose rows the client was sent."""
+        self._read: list[Entry] = []
+        """Of an unscanned lock: what these rows show."""
 
     def lock(self, lock: Lock, answer: LockAnswer) -> None:
         """The engine offers messages to be locked."""
@@ -109,13 +111,13 @@ class LockingStream(Stream):
 
     def lock_begins(self, answer: LockAnswer) -> None:
         """The session has the server lock what was offered."""
-        self._answer, self._locked = answer, set()
+        self._answer, self._locked, self._read = answer, set(), []
 
     def lock_ends(self) -> None:
         """Answer the lock under way, unless it was answered before."""
         answer, self._answer = self._answer, None
         if answer is not None:
-            answer(self._locked)
+            answer(self._locked, self._read)
 
     def connection_lost(self) -> None:
         """Answer now. The session's task is cancelled, but runs after the engine has learned that
@@ -132,9 +134,11 @@ class LockingStream(Stream):
         """Write what is to be sent. Otherwise it is written with the next rows or the end."""
         self._writes.flush()
 
-    def pass_rows(self, keys: Iterable[Key], rows: Sequence[bytes]) -> None:
-        """Send rows that the server has sent, without the id that precedes each."""
+    def pass_rows(self, keys: Iterable[Key], rows: Sequence[bytes], read: Iterable[Entry]) -> None:
+        """Send rows that the server has sent, without the id that precedes each. `read`: what they show, in an
+        unscanned lock."""
         self._locked.update(keys)
+        self._read += read
         if not self.over:
             self._send(tuple(rows))
 
@@ -238,7 +242,7 @@ class LockingSession:
         session.commit_notices.messages_locked(session.number)
         session.classifier.in_followed_transaction = True
         run = self._execute if self._binary else self._query
-        on_header, on_rows = partial(_begin_with, stream), partial(self._pass, stream)
+        on_header, on_rows = partial(_begin_with, stream), partial(self._pass, stream, lock)
         done = await spelled(session, self._select(lock), partial(run, on_header, on_rows))
         stream.lock_ends()
         if (error := done.error) is not None:
@@ -267,6 +271,7 @@ class LockingSession:
         return sql(
             "lock_messages",
             **self._statements.words,
+            first=self._statements.words["row" if lock.unscanned else "id"],
             columns=", ".join(map(quoted, self._columns)),
             ids=self._statements.ids(map(self._padded, lock.keys)),
             now_ns=lock.now_ns,
@@ -275,14 +280,18 @@ class LockingSession:
             limit=len(lock.keys),
         )
 
-    def _pass(self, stream: LockingStream, rows: Sequence[bytes]) -> None:
+    def _pass(self, stream: LockingStream, lock: Lock, rows: Sequence[bytes]) -> None:
         keys: list[Key] = []
         passed: list[bytes] = []
+        read: list[Entry] = []
         for row in rows:
             raw, rest = split_binary_row(row, len(self._columns)) if self._binary else split_text_row(row)
-            keys.append(self._statements.key(raw.rstrip(b" ") if self._pad_chars else raw))
+            raw = raw.rstrip(b" ") if self._pad_chars else raw
+            if lock.unscanned:
+                read.append(self._statements.entry(raw))
+            keys.append(read[-1].key if lock.unscanned else self._statements.key(raw))
             passed.append(rest)
-        stream.pass_rows(keys, passed)
+        stream.pass_rows(keys, passed, read)
 
     def _padded(self, key: Key) -> Key:
         # Under PAD_CHAR_TO_FULL_LENGTH, MySQL compares the padded value, and most collations

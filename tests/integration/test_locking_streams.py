@@ -202,6 +202,47 @@ def test_an_insert_wakes_it(proxy, database, queue, begin) -> None:
     assert got == ["d"]
 
 
+def wait_for_insert(proxy, database, queue, begin, values):
+    """Begin a stream FOR UPDATE; insert when it waits, and nothing else happens. Returns its session, what it got,
+    and how many scans that took."""
+    worker, got = begin(), []
+    thread = threading.Thread(target=lambda: got.extend(lock(worker, 1, "WAIT 60")))
+    thread.start()
+    eventually(lambda: rows(queue, "SHOW STREAMS"), what="the waiting stream")
+    scans = settled(lambda: proxy.metric("scans_total"))
+    run(queue, f"INSERT INTO m (payload, priority, time_next) VALUES {values}")
+    thread.join(20)
+    return worker, got, proxy.metric("scans_total") - scans
+
+
+def test_a_message_is_locked_without_a_scan_when_it_is_inserted(proxy, database, queue, begin) -> None:
+    run(queue, "DELETE FROM m")
+    scans = []
+    for _ in range(3):  # Each second, one scan confirms what was locked without one.
+        worker, got, taken = wait_for_insert(proxy, database, queue, begin, "('d', 0, 0)")
+        assert got == ["d"]
+        run(worker, "ACK m WHERE id > 0")
+        run(worker, "COMMIT")
+        scans.append(taken)
+    assert min(scans) == 0
+
+
+@pytest.mark.parametrize("values", ["('d', 0, 0)", "('d', 7, 1)", "('d', 0, NULL)"])
+def test_a_rollback_counts_whatever_the_insert_has_set(proxy, database, queue, begin, values) -> None:
+    run(queue, "DELETE FROM m")
+    worker, got, _ = wait_for_insert(proxy, database, queue, begin, values)
+    assert got == ["d"]
+    run(worker, "ROLLBACK")
+    eventually(lambda: rows(queue, ROW)[0][0] == 1, what="the failure counted")
+
+
+def test_a_message_that_is_inserted_for_later_does_not_come_before_its_time(proxy, database, queue, begin) -> None:
+    run(queue, "DELETE FROM m")
+    later = "('later', 0, UNIX_TIMESTAMP() * 1000000000 + 3600000000000), ('d', 0, 0)"
+    _, got, _ = wait_for_insert(proxy, database, queue, begin, later)
+    assert got == ["d"]
+
+
 def questions(worker) -> int:
     """How many statements the server has run for this session."""
     ((_, count),) = rows(worker, "SHOW SESSION STATUS LIKE 'Questions'")

@@ -486,7 +486,9 @@ class TestLockingByAClient:
     ) -> None:
         sql = TableStatements(bench.table)
         words = {"ids": sql.ids(want.key for want in due), "now_ns": bench.subject.now_ns(), "limit": LIMIT}
-        text = client_sql("lock_messages", **sql.words, **words, columns="id, body", alive="TRUE", order=order)
+        text = client_sql(
+            "lock_messages", **sql.words, **words, first=sql.words["id"], columns="id, body", alive="TRUE", order=order
+        )
         with bench.store._pool.connection() as connection:
             connection.run([text])
         (lock,) = bench.meter.take()

@@ -641,7 +641,7 @@ class KeysOfAnInsertAreTrusted(BrokenDeliveries):
 class GenerousPicking(Picking):
     """What was inserted may be claimed, whatever credit there is."""
 
-    def _may_claim_unscanned(self, now: Instant, keys: Sequence[Key]) -> bool:
+    def _may_take_unscanned(self, group: FilterGroup, now: Instant, keys: Sequence[Key]) -> bool:
         return not any(self._parts.is_taken(key) or self._parts.leases.get(key) for key in keys)
 
 
@@ -780,9 +780,16 @@ class RollbacksAreNotCounted(Dispatcher):
 class MissedLocksCountAsLocked(Dispatcher):
     """A message that a session could not lock is held by its client nevertheless."""
 
-    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key]) -> Effects:
+    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry] = ()) -> Effects:
         lock = self.parts.locks._by_id.get(lock_id)
-        return super().lock_done(now, lock_id, [lease.key for lease in lock.leases] if lock else locked)
+        return super().lock_done(now, lock_id, [lease.key for lease in lock.leases] if lock else locked, read)
+
+
+class RowsThatALockHasReadAreForgotten(Dispatcher):
+    """A message whose key followed from an INSERT has the epoch and the time that most have."""
+
+    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry] = ()) -> Effects:
+        return super().lock_done(now, lock_id, locked, [Entry(entry.key, 0, 0, 0) for entry in read])
 
 
 class OnlyTheLastEventOfATurnCounts(Dispatcher):
@@ -839,6 +846,7 @@ BREAKS = [
     LocksOutliveTheirTransactions,
     RollbacksAreNotCounted,
     MissedLocksCountAsLocked,
+    RowsThatALockHasReadAreForgotten,
     OnlyTheLastEventOfATurnCounts,
 ]
 BREAKS_OF_SHARES = [

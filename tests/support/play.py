@@ -372,7 +372,8 @@ class Stage:
                 asked.carries = frozenset(keys)
             case Lock(lock_id):
                 locked = self._lock(asked.effect)
-                asked.answer = lambda: dispatcher.lock_done(self.now, lock_id, locked)
+                read = [self.rows[key].entry for key in locked] if asked.effect.unscanned else []
+                asked.answer = lambda: dispatcher.lock_done(self.now, lock_id, locked, read)
             case Lookup(keys):
                 entries = store.lookup(queue, keys).value
                 asked.answer = lambda: dispatcher.lookup_done(self.now, entries)

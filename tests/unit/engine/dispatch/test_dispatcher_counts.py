@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.dispatch.effects import Claim, Fetch, Scan
+from engine.dispatch.effects import Cause, Claim, Fetch, Scan
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Entry
 from engine.store.memory import Row
@@ -45,6 +45,14 @@ def put(stage: Stage, *keys: int, priority: int = 0, due_ns: int = 0) -> list[in
     return list(keys)
 
 
+def locking(limit: int = 10) -> Stage:
+    """A stream FOR UPDATE that waits for messages."""
+    stage = Stage(id_grows=True)
+    stage.subscribe(1, holder=1, limit=limit, first_wait_ns=60 * NS_PER_S, locks=True)
+    stage.settle()
+    return stage
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_insert_through_the_proxy_takes_a_claim(count: int) -> None:
     stage = idle()
@@ -65,6 +73,33 @@ def test_claims_without_a_scan_are_confirmed_by_one_scan_a_second_for_all_of_the
     assert calls(stage) == ["Scan"]
     stage.pass_time(20 * NS_PER_S)
     assert calls(stage) == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_insert_takes_a_lock_if_the_stream_that_waits_locks_its_messages(count: int) -> None:
+    stage = locking(limit=count)
+    stage.handle(stage.dispatcher.inserted, put(stage, *range(7, 7 + count)))
+    assert calls(stage) == ["Lock"]
+    assert len(stage.delivered[1]) == count
+    assert stage.ended == {1: Cause.COMPLETE}
+
+
+@pytest.mark.parametrize("shown", [8, 6])
+def test_a_wrong_id_costs_a_lock_that_misses_it(shown: int) -> None:
+    stage = locking(limit=1)
+    put(stage, 7)
+    stage.handle(stage.dispatcher.inserted, [shown])
+    assert calls(stage) == ["Lock", "Scan", "Lock"]
+    assert stage.delivered == {1: [7]}
+
+
+def test_a_message_that_was_inserted_for_later_costs_a_lock_and_a_scan_and_comes_at_its_time() -> None:
+    stage = locking(limit=1)
+    stage.handle(stage.dispatcher.inserted, put(stage, 7, due_ns=stage.now_ns + 5 * NS_PER_S))
+    assert calls(stage) == ["Lock", "Scan"]
+    stage.pass_time(5 * NS_PER_S)
+    assert calls(stage)[0] == "Lock"
+    assert stage.delivered == {1: [7]}
 
 
 @pytest.mark.parametrize("shown", [8, 6])

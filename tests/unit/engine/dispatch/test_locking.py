@@ -12,7 +12,8 @@ from engine.dispatch.effects import Cause, Claim, Lock, Release, Scan
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Entry
 from engine.queue_table import OnDisconnect
-from tests.support.play import DEAD_LETTERS, EVEN, POLICY, Asked, Stage
+from engine.store.memory import Row
+from tests.support.play import DEAD_LETTERS, EVEN, POLICY, TABLE, Asked, Stage
 
 
 def locking(stage: Stage, subscriber: int, holder: int, limit: int = 10, wait_s: int = 20) -> Stage:
@@ -180,6 +181,37 @@ def test_after_a_rollback_the_attempt_is_counted_before_the_message_comes_again(
     assert 2 not in stage.delivered
     stage.run_until(lambda: 2 in stage.ended, within_ns=POLICY.ack_wait_ns + NS_PER_S)
     assert stage.delivered[2] == [1]
+
+
+def test_a_rollback_is_counted_for_a_message_of_which_only_its_insert_was_known() -> None:
+    """Its time is not that of most messages, and its priority either."""
+    stage = Stage()
+    locking(stage, 1, holder=1, limit=1)
+    stage.store.put(TABLE, Row(7, priority=3, time_next_ns=stage.now_ns - NS_PER_S, payload=b"7"))
+    stage.handle(stage.dispatcher.inserted, [7])
+    assert [lock.effect.unscanned for lock in effects(stage, Lock) if isinstance(lock.effect, Lock)] == [True]
+    stage.settle()
+    assert stage.delivered == {1: [7]}
+    stage.end_transaction(1, commits=False)
+    stage.settle()
+    assert stage.rows[7].epoch == 1
+
+
+def test_a_message_that_was_not_locked_before_its_stream_ended_comes_in_its_order() -> None:
+    """Two were inserted, of priorities that no scan has shown; the first is being locked."""
+    stage = Stage()
+    locking(stage, 1, holder=1, limit=1)
+    locking(stage, 2, holder=2, limit=1)
+    for key, priority in ((7, 2), (8, 1)):
+        stage.store.put(TABLE, Row(key, priority=priority, payload=str(key).encode()))
+    stage.handle(stage.dispatcher.inserted, [7, 8])
+    for subscriber in (1, 2):
+        stage.cancel(subscriber)
+    stage.settle()
+    stage.end_transaction(1, commits=True)
+    stage.end_transaction(2, commits=True)
+    locking(stage, 3, holder=3, limit=2)
+    assert stage.delivered[3] == [8, 7]
 
 
 def test_a_rollback_is_counted_once_though_the_first_answer_is_lost() -> None:
