@@ -54,7 +54,7 @@ class BrokerQueue:
         seconds, cpu_s = map(float, answer.split())
         return Drained(messages, seconds, cpu_s)
 
-    def latencies(self, samples: int) -> Latencies | None:
+    def latencies(self, samples: int) -> Mapping[str, Latencies]:
         total = samples + WARM_UP
         consumer, producer = (PROTOCOLS[self._protocol](self._port, name) for name in ("listener", "producer"))
         arrived_s: list[float] = []
@@ -77,7 +77,7 @@ class BrokerQueue:
                 raise ProgramFailedError(f"{self._protocol}: a message was not delivered")
         if any(arrived < began for began, arrived in zip(began_s, arrived_s, strict=True)):
             raise ProgramFailedError(f"{self._protocol}: a drain has left messages in the queue")
-        return Latencies(took_ms(began_s, arrived_s), took_ms(began_s, ended_s))
+        return {"": Latencies(took_ms(began_s, arrived_s), took_ms(began_s, ended_s))}
 
 
 def took_ms(began_s: Sequence[float], ended_s: Sequence[float]) -> list[float]:

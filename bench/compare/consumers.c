@@ -1,7 +1,7 @@
 /* The consumers of bench/compare on MySQL and MariaDB, direct or through the proxy.
  *
  *   consumers PORT drain FORM CONNECTIONS BATCH MESSAGES
- *   consumers PORT latency SAMPLES
+ *   consumers PORT latency FORM SAMPLES
  *   consumers PORT bystander STATEMENT
  *
  * It logs in, writes a line, and begins when it reads one. All tables are in the database bench.
@@ -16,8 +16,10 @@
  *   claimed   two UPDATEs a message, each committed: of CLAIM ids from that counter, then of BATCH
  * Its answer: messages finished, seconds, and the CPU seconds of the consumers.
  *
- * latency keeps one endless stream open and inserts one message after the other. Its answer: a line
- * for each: µs from before the INSERT to the row, and µs of the INSERT.
+ * latency inserts one message after the other for a consumer that waits. FORM: `streams` is an endless
+ * stream, `locked` a transaction for each message, with STREAM ... LIMIT 1 WAIT 60 FOR UPDATE. Its
+ * answer: a line for each: µs from before the INSERT to the end of the row or result, and µs of the
+ * INSERT.
  *
  * bystander runs STATEMENT, with a pause of 1 ms after each answer, until its input ends. Its answer:
  * a line for each, the µs that it took.
@@ -33,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CLAIM = 1000, BATCH_MAX = 1000, ID_CHARS = 21, PAUSE_US = 1000, SAMPLES_MAX = 1 << 20 };
+enum { CLAIM = 1000, BATCH_MAX = 1000, ID_CHARS = 21, PAUSE_US = 1000, WAITS_AGAIN_US = 5000, SAMPLES_MAX = 1 << 20 };
 
 static const char *TAKE = "SELECT id, payload FROM queue FORCE INDEX (due) WHERE time_acked IS NULL AND priority = 0"
                           " AND time_next <= 1 ORDER BY time_next, id LIMIT %d FOR UPDATE SKIP LOCKED";
@@ -299,29 +301,50 @@ static void *insert(void *argument) {
         samples[2 * i + 1] = now_s();
         while (__atomic_load_n(&received, __ATOMIC_SEQ_CST) <= i)
             usleep(50);
-        usleep(PAUSE_US);
+        usleep(WAITS_AGAIN_US);
     }
     return NULL;
 }
 
-static void latency(void) {
-    double *samples = calloc((size_t)wanted, 2 * sizeof *samples), *arrived = calloc((size_t)wanted, sizeof *arrived);
-    MYSQL *db = connected(), *acks = connected();
-    Consumer mine = {.db = db, .acks = acks};
+/* Receives the messages of `insert`; notes when each came. */
+static void receive(Consumer *mine, double *arrived) {
     MYSQL_ROW row;
-    pthread_t inserter;
-    begin();
-    run(db, "STREAM id, payload FROM queue");
-    MYSQL_RES *result = mysql_use_result(db);
-    pthread_create(&inserter, NULL, insert, samples);
+    run(mine->db, "STREAM id, payload FROM queue");
+    MYSQL_RES *result = mysql_use_result(mine->db);
     for (long i = 0; i < wanted; i++) {
         if (!(row = mysql_fetch_row(result)))
-            fail(mysql_error(db));
+            fail(mysql_error(mine->db));
         arrived[i] = now_s();
-        keep(&mine, row);
-        finish(&mine, acks, "ACK queue");
+        keep(mine, row);
+        finish(mine, mine->acks, "ACK queue");
         __atomic_add_fetch(&received, 1, __ATOMIC_SEQ_CST);
     }
+}
+
+/* The same, each in a transaction that locks it. */
+static void receive_in_transactions(Consumer *mine, double *arrived) {
+    run(mine->db, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
+    for (long i = 0; i < wanted; i++) {
+        run(mine->db, "BEGIN");
+        if (take(mine, "STREAM id, payload FROM queue LIMIT 1 WAIT 60 FOR UPDATE") != 1)
+            fail("no message came");
+        arrived[i] = now_s();
+        finish(mine, mine->db, "ACK queue");
+        run(mine->db, "COMMIT");
+        __atomic_add_fetch(&received, 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+static void latency(const char *form) {
+    double *samples = calloc((size_t)wanted, 2 * sizeof *samples), *arrived = calloc((size_t)wanted, sizeof *arrived);
+    Consumer mine = {.db = connected(), .acks = connected()};
+    pthread_t inserter;
+    begin();
+    pthread_create(&inserter, NULL, insert, samples);
+    if (strcmp(form, "locked") == 0)
+        receive_in_transactions(&mine, arrived);
+    else
+        receive(&mine, arrived);
     pthread_join(inserter, NULL);
     for (long i = 0; i < wanted; i++)
         printf("%f %f\n", 1e6 * (arrived[i] - samples[2 * i]), 1e6 * (samples[2 * i + 1] - samples[2 * i]));
@@ -351,11 +374,11 @@ static void bystander(const char *statement) {
 
 int main(int count, char **arguments) {
     if (count < 4)
-        fail("PORT drain FORM CONNECTIONS BATCH MESSAGES, PORT latency SAMPLES, or PORT bystander STATEMENT");
+        fail("PORT drain FORM CONNECTIONS BATCH MESSAGES, PORT latency FORM SAMPLES, or PORT bystander STATEMENT");
     port = atoi(arguments[1]);
-    if (strcmp(arguments[2], "latency") == 0) {
-        wanted = atol(arguments[3]);
-        latency();
+    if (strcmp(arguments[2], "latency") == 0 && count == 5) {
+        wanted = atol(arguments[4]);
+        latency(arguments[3]);
     } else if (strcmp(arguments[2], "bystander") == 0) {
         bystander(arguments[3]);
     } else if (count == 7) {

@@ -97,6 +97,7 @@ class CompetitorFigures:
     durability: str
     version: str = ""
     cases: dict[str, CaseFigures] = field(default_factory=lambda: defaultdict(CaseFigures))
-    latency: LatencyFigures = field(default_factory=LatencyFigures)
+    latency: dict[str, LatencyFigures] = field(default_factory=lambda: defaultdict(LatencyFigures))
+    """By the kind of consumer (empty: there is one kind)."""
     missing: str = ""
     """Why it was left out, or not measured in further rounds."""

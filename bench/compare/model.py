@@ -70,8 +70,9 @@ class System(Protocol):
     def drain(self, case: Case, messages: int) -> Drained:
         """Take and finish `messages` messages that were enqueued before."""
 
-    def latencies(self, samples: int) -> Latencies | None:
-        """Enqueue messages one by one for a waiting consumer; None where consumers poll at intervals."""
+    def latencies(self, samples: int) -> Mapping[str, Latencies]:
+        """Enqueue messages one by one for a waiting consumer, of each kind that there is (empty: there is
+        one kind). Nothing where consumers poll at intervals."""
 
 
 class Competitor(Protocol):

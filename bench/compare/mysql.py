@@ -83,6 +83,12 @@ FLOOR_OF: Mapping[Case, Case] = {
 }
 """For ways to consume by the proxy, the same writes without a queue."""
 
+WAITING: Mapping[str, str] = {
+    "an endless stream": "streams",
+    "STREAM … LIMIT 1 WAIT 60 FOR UPDATE, in a transaction": "locked",
+}
+"""The consumers that wait for the messages of which the latency is measured, and their forms."""
+
 WATCHED = next(form.case for form in PROXY_FORMS if form.name == "streams" and form.case.batch > 1)
 """The drain during which other clients are measured."""
 READER = b"engine.binlog.reader"
@@ -148,10 +154,13 @@ class MySQLQueue:
             output, _ = process.communicate()
         samples_ms += [float(line) / 1e3 for line in output.splitlines()]
 
-    def latencies(self, samples: int) -> Latencies | None:
+    def latencies(self, samples: int) -> Mapping[str, Latencies]:
         if "proxy" not in self.processes:
-            return None
-        lines = self._ordered("latency", samples + DISCARDED)[DISCARDED:]
+            return {}
+        return {consumer: self._latencies(form, samples) for consumer, form in WAITING.items()}
+
+    def _latencies(self, form: str, samples: int) -> Latencies:
+        lines = self._ordered("latency", form, samples + DISCARDED)[DISCARDED:]
         return Latencies([delivery / 1e3 for delivery, _ in lines], [insert / 1e3 for _, insert in lines])
 
     def _ordered(self, *order: str | int) -> list[list[float]]:

@@ -24,8 +24,12 @@ def drain_bars(figures: Mapping[str, CompetitorFigures]) -> list[Bar]:
 
 
 def latency_bars(figures: Mapping[str, CompetitorFigures]) -> list[Bar]:
-    """Return the median latency of each competitor that has one."""
-    return [(name, Spread.of(seen.latency.p50)) for name, seen in figures.items() if seen.latency.p50]
+    """Return the median latency of each competitor that has one, for each kind of consumer."""
+    return [
+        (": ".join(filter(None, (name, consumer))), Spread.of(seen.p50))
+        for name, competitor in figures.items()
+        for consumer, seen in competitor.latency.items()
+    ]
 
 
 def write_plots(figures: Mapping[str, CompetitorFigures], folder: Path) -> list[str]:

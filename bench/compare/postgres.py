@@ -115,8 +115,8 @@ class Pgmq:
     def _length(self) -> int:
         return int(self._server.sql("SELECT count(*) FROM pgmq.q_queue"))
 
-    def latencies(self, samples: int) -> Latencies | None:
-        return None
+    def latencies(self, samples: int) -> Mapping[str, Latencies]:
+        return {}
 
 
 class NodeQueue:
@@ -139,11 +139,11 @@ class NodeQueue:
         seconds, cpu_s = self._ordered("drain", "batched" if case.batch > 1 else "single", messages)[0]
         return Drained(messages, seconds, cpu_s)
 
-    def latencies(self, samples: int) -> Latencies | None:
+    def latencies(self, samples: int) -> Mapping[str, Latencies]:
         if not self._notified:
-            return None
+            return {}
         lines = self._ordered("latency", samples + WARM_UP)[WARM_UP:]
-        return Latencies([delivery for delivery, _ in lines], [enqueue for _, enqueue in lines])
+        return {"": Latencies([delivery for delivery, _ in lines], [enqueue for _, enqueue in lines])}
 
     def _ordered(self, *order: str | int) -> list[list[float]]:
         """Run workers.mjs with this order; return the numbers of its lines."""

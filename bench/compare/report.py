@@ -37,11 +37,11 @@ def drain_rows(figures: Mapping[str, CompetitorFigures]) -> Iterable[Sequence[st
 
 
 def latency_rows(figures: Mapping[str, CompetitorFigures]) -> Iterable[Sequence[str]]:
-    """Yield a row for each competitor whose latency was measured."""
+    """Yield a row for each competitor whose latency was measured, and each kind of consumer."""
     for name, competitor in figures.items():
-        seen = competitor.latency
-        if seen.p50:
-            yield name, spread(seen.p50, ".2f"), spread(seen.p99, ".2f"), spread(seen.enqueue_p50, ".2f")
+        for consumer, seen in competitor.latency.items():
+            figures_of = (spread(values, ".2f") for values in (seen.p50, seen.p99, seen.enqueue_p50))
+            yield name, consumer, *figures_of
 
 
 def bystander_rows(figures: Mapping[str, CompetitorFigures]) -> Iterable[Sequence[str]]:
@@ -54,7 +54,7 @@ def bystander_rows(figures: Mapping[str, CompetitorFigures]) -> Iterable[Sequenc
 
 def polling(figures: Mapping[str, CompetitorFigures]) -> str:
     """Return a line about those without a latency; nothing if there is none."""
-    names = ", ".join(name for name, item in figures.items() if item.cases and not item.latency.p50)
+    names = ", ".join(name for name, item in figures.items() if item.cases and not item.latency)
     return f"Consumers poll at intervals, so no latency is measured: {names}.\n" if names else ""
 
 
@@ -68,7 +68,7 @@ def page(figures: Mapping[str, CompetitorFigures], conditions: Sequence[str], pl
         f"## {DRAIN}\n",
         table(("queue", "consumers", "messages/s", "CPU a message, µs"), drain_rows(present)),
         f"## {LATENCY}\n",
-        table(("queue", "p50", "p99", "enqueueing alone, p50"), latency_rows(present)),
+        table(("queue", "consumer", "p50", "p99", "enqueueing alone, p50"), latency_rows(present)),
         polling(figures),
         "## Bystander: a SELECT of another client while a queue drains, ms\n",
         table(("queue", "consumers", "connected", "p50", "p99"), bystander_rows(present)),

@@ -93,9 +93,8 @@ class Runner:
                     for case in competitor.cases:
                         self._measure_case(system, competitor.name, case, seen.cases[case.name])
                     await_quiet(system.processes)
-                    latencies = system.latencies(self.plan.samples)
-                    if latencies is not None:
-                        seen.latency.add(latencies)
+                    for consumer, latencies in system.latencies(self.plan.samples).items():
+                        seen.latency[consumer].add(latencies)
             except MissingError as missing:
                 seen.missing = str(missing)
                 print(f"  left out: {missing}", flush=True)

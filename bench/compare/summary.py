@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ ROW = re.compile(r"^\| (?P<cells>.+) \|$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Drains:
-    """The medians of one queue, by case, and its median latency."""
+    """The medians of one queue, by case, and the least of its median latencies."""
 
     rates: Mapping[Case, float]
     latency_ms: float | None = None
@@ -42,7 +43,9 @@ def read(page: str) -> dict[str, Drains]:
     rates: dict[str, dict[Case, float]] = {}
     for name, case, rate, *_ in _rows(page, DRAIN):
         rates.setdefault(name, {})[cases[name, case]] = _median(rate)
-    latencies = {name: _median(p50) for name, p50, *_ in _rows(page, LATENCY)}
+    latencies: dict[str, float] = {}
+    for name, _, p50, *_ in _rows(page, LATENCY):
+        latencies[name] = min(_median(p50), latencies.get(name, math.inf))
     return {name: Drains(found, latencies.get(name)) for name, found in rates.items()}
 
 

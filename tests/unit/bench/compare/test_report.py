@@ -14,7 +14,8 @@ def figures() -> dict[str, CompetitorFigures]:
     for seconds in (1, 2, 4):
         drained = Drained(8_000, seconds, 0, {"direct": [0.3, 0.1, 9.0]})
         ours.cases["8 streams"].add(drained, {"server": 0.4, "client": 0.08})
-    ours.latency.add(Latencies([2.0], [0.8]))
+    ours.latency["a stream"].add(Latencies([2.0], [0.8]))
+    ours.latency["a lock"].add(Latencies([1.5], [0.7]))
     polling = CompetitorFigures("the last second", "Poller 1")
     polling.cases["batches"].add(Drained(100, 1, 0), {"server": 0.1})
     return {"ours": ours, "polling": polling, "other": CompetitorFigures("all", missing="no compiler")}
@@ -29,7 +30,7 @@ def test_the_page_shows_rates_cpu_latency_durability_and_what_was_left_out() -> 
     lines = page(figures(), ["2 cores"], ["compare-drain.png"]).splitlines()
     assert "- 2 cores" in lines
     assert "| ours | 8 streams | 4,000 (2,000..8,000) | server 50, client 10 |" in lines
-    assert "| ours | 2.00 (2.00..2.00) | 2.00 (2.00..2.00) | 0.80 (0.80..0.80) |" in lines
+    assert "| ours | a stream | 2.00 (2.00..2.00) | 2.00 (2.00..2.00) | 0.80 (0.80..0.80) |" in lines
     assert "| ours | 8 streams | direct | 0.30 (0.30..0.30) | 9.00 (9.00..9.00) |" in lines
     assert "| polling | Poller 1 | the last second |" in lines
     assert "- left out, or not measured in all rounds: other: no compiler" in lines
@@ -46,7 +47,10 @@ def test_a_table_has_as_many_cells_in_each_row_as_in_its_head() -> None:
 
 def test_a_bar_is_drawn_for_what_was_measured() -> None:
     assert [name for name, _ in drain_bars(figures())] == ["ours: 8 streams", "polling: batches"]
-    assert [(name, bar.median) for name, bar in latency_bars(figures())] == [("ours", 2.0)]
+    assert [(name, bar.median) for name, bar in latency_bars(figures())] == [
+        ("ours: a stream", 2.0),
+        ("ours: a lock", 1.5),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ class Scripted:
         self.drained.append(messages)
         return Drained(messages, messages / self.rate, 0.5)
 
-    def latencies(self, samples: int) -> Latencies | None:
-        return Latencies([1.0] * samples, [0.5] * samples)
+    def latencies(self, samples: int) -> dict[str, Latencies]:
+        return {"": Latencies([1.0] * samples, [0.5] * samples)}
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_a_trial_that_is_not_counted_decides_how_many_messages_are_drained() -> 
     measured.run()
     assert competitor.drained == [1_000, 30_000, 30_000]
     assert measured.figures["a"].cases["batches"].rates == [10_000, 10_000]
-    assert measured.figures["a"].latency.p50 == [1.0, 1.0]
+    assert measured.figures["a"].latency[""].p50 == [1.0, 1.0]
 
 
 def test_a_drain_that_is_too_short_is_repeated_with_more_messages() -> None:
