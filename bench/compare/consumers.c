@@ -35,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CLAIM = 1000, BATCH_MAX = 1000, ID_CHARS = 21, PAUSE_US = 1000, WAITS_AGAIN_US = 5000, SAMPLES_MAX = 1 << 20 };
+enum { CLAIM = 1000, BATCH_MAX = 1000, ID_CHARS = 21, PAUSE_US = 1000, WAITS_AGAIN_US = 2000, SAMPLES_MAX = 1 << 20 };
 
 static const char *TAKE = "SELECT id, payload FROM queue FORCE INDEX (due) WHERE time_acked IS NULL AND priority = 0"
                           " AND time_next <= 1 ORDER BY time_next, id LIMIT %d FOR UPDATE SKIP LOCKED";
