@@ -57,10 +57,10 @@ SETUP = (
 
 
 class Load:
-    """The client: connections through one way, and the orders that they carry out."""
+    """The client: connections to one port, and the orders that they carry out."""
 
-    def __init__(self, program: Path, way: Way, connections: int) -> None:
-        command = [str(program), "127.0.0.1", str(way.port), "root", str(connections)]
+    def __init__(self, program: Path, port: int, connections: int) -> None:
+        command = [str(program), "127.0.0.1", str(port), "root", str(connections)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self._answer()
 
@@ -143,7 +143,7 @@ class Bench:
 def measure_idle(program: Path, way: Way, figures: Figures) -> None:
     """Measure the memory of idle connections."""
     before, _ = way.resident_bytes()
-    with Load(program, way, IDLE):
+    with Load(program, way.port, IDLE):
         after, beside = way.resident_bytes()
     for name, size in {"idle": after, "idle growth": after - before, "idle beside": beside}.items():
         figures.values[name].append(size / 1e6)
@@ -223,7 +223,7 @@ def run(server: EmbeddedServer, folder: Path, arguments: argparse.Namespace) -> 
             cursor.execute(statement)
     with ways(server, folder) as all_ways:
         with contextlib.ExitStack() as stack:
-            bench = Bench([(way, stack.enter_context(Load(program, way, SEVERAL))) for way in all_ways])
+            bench = Bench([(way, stack.enter_context(Load(program, way.port, SEVERAL))) for way in all_ways])
             for number in range(arguments.rounds):
                 for what in (POINT, POINTS_AT_ONCE):
                     bench.round(work, what, arguments.seconds, number)

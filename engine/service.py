@@ -340,15 +340,17 @@ class Engine:
         else:
             runner.measures.on_sent = lambda leases, now: tracer.delivered(runner.queue, leases, now)
 
-    async def unlocked(self, table: TableId, keys: tuple[Key, ...]) -> tuple[Key, ...]:
-        """Those of the messages that a session may lock: all of them, or, if clients of other proxies may have
-        locked some, those that no other transaction has locked just now. None of them if the server does not
-        answer."""
+    async def unlocked(self, table: TableId, keys: tuple[Key, ...], *, unscanned: bool) -> tuple[Key, ...]:
+        """Those of the messages that a session may try to lock: all of them, or, if no scan has shown some
+        (`unscanned`) or clients of other proxies may have locked some, those that exist and that no other
+        transaction has locked just now. None of them if the server does not answer."""
         runner = self._runners.get(table)
-        if runner is None or not self._others_may_lock(table):
+        if runner is None or not (unscanned or self._others_may_lock(table)):
             return keys
+        store, queue = self._executor.store, runner.queue
         try:
-            found = await self._executor.call(self._executor.store.unlocked, runner.queue, keys)
+            begun = self._executor.begin(store.begin_unlocked, store.unlocked, queue, keys)
+            found = await (self._executor.call(store.unlocked, queue, keys) if begun is None else begun())
         except StoreError as error:
             self._executor.report(f"lookup of {table}", error)
             return ()

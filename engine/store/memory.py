@@ -273,6 +273,9 @@ class MemoryStore:
     def begin_claim(self, *_claim: object) -> Any:
         """Nothing is gained by beginning it."""
 
+    def begin_unlocked(self, *_lookup: object) -> Any:
+        """The same."""
+
     def _with_rows(
         self,
         table: QueueTable,

@@ -75,6 +75,7 @@ from engine.store.roster import Introduction, RosterConnection
 from engine.store.route import Route
 from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, entries_of, keys_of, scan_slowly
 from engine.store.semaphores import Semaphores, none_exist, shows_no_table
+from engine.store.unlocked import UnlockedLookup
 
 T = TypeVar("T")
 
@@ -397,11 +398,22 @@ class MySQLStore:
 
     def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
         """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
-        sql = statements_of(table)
+        lookup = UnlockedLookup(table, keys)
         with self._pool.connection() as connection:
-            now, *found = connection.run([statement("now"), *sql.for_ids("lookup_unlocked", keys)])
-            ids = (id_ for result in found for row in result.rows if (id_ := text_values(row)[0]) is not None)
-            return Timed(frozenset(map(sql.key, ids)), now_ns(now))
+            return lookup.run(connection)
+
+    def begin_unlocked(self, table: QueueTable, keys: Sequence[Key]) -> ConnectionCall[frozenset[Key]] | None:
+        """Send the packet of a lookup, if it is short and a connection is ready."""
+        lookup = UnlockedLookup(table, keys)
+        if not lookup.is_short or (connection := self._pool.ready()) is None:
+            return None
+        begun = lookup.send(connection)
+
+        def finish() -> Timed[frozenset[Key]]:
+            with self._pool.lent(connection):
+                return lookup.run(connection)
+
+        return ConnectionCall(connection, begun, finish)
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Release claims. Returns the number of rows whose claim still was ours."""

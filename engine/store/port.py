@@ -256,6 +256,10 @@ class Store(Protocol):
     def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
         """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
 
+    def begin_unlocked(self, table: QueueTable, keys: Sequence[Key]) -> BegunCall[frozenset[Key]] | None:
+        """Begin `unlocked` without waiting for anything, as `begin_claim` does. None: it cannot be begun so,
+        and nothing was done. Raises nothing."""
+
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Release claims, and count failed deliveries of messages that were locked. Returns the
         number of rows that still showed the claim, or the state before the delivery."""

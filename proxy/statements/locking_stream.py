@@ -5,10 +5,11 @@ locks these rows by id, skips those that others have locked, and passes the rows
 they come. The engine gets the keys that were locked. Nothing is written. The end of the
 transaction ends the locks; CommitNotices reports it to the engine.
 
-Under REPEATABLE READ, a session that skips a locked row locks the gap behind it until its
-transaction ends. Behind the last row of a table, that keeps producers from inserting while the
-session waits for messages. So, where other proxies may have locked some of the messages, a
-connection of the engine finds out first which are free (`Unlocked`): it locks no gaps.
+Under REPEATABLE READ, a session that skips a locked row, or finds no row of an id, locks the gap
+there until its transaction ends. Behind the last row of a table, that keeps producers from inserting
+while the session waits for messages. So, where other proxies may have locked some of the messages,
+or no scan has shown some, a connection of the engine finds out first which exist and are free
+(`Unlocked`): it locks no gaps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from engine.dispatch.effects import Lock
 from engine.model import Entry, Key, Selection
@@ -72,8 +73,12 @@ FOLLOW_UPS = ServerError(
 )
 
 
-Unlocked = Callable[[tuple[Key, ...]], Awaitable[tuple[Key, ...]]]
-"""Returns those of the messages that no other transaction has locked just now."""
+class Unlocked(Protocol):
+    """Finds out what a session may try to lock."""
+
+    def __call__(self, keys: tuple[Key, ...], *, unscanned: bool) -> Awaitable[tuple[Key, ...]]:
+        """Those of the messages that exist and that no other transaction has locked just now, as in
+        Engine.unlocked."""
 
 
 def refuse_without_transaction(session: ClientSession, proven: ProvenStream) -> None:
@@ -226,10 +231,10 @@ class LockingSession:
             await end_own_transaction(self._session, was_in_transaction=self._was_in_transaction)
 
     async def _lock_free(self, stream: LockingStream, lock: Lock, answer: LockAnswer) -> None:
-        """Lock those of the offered messages that others have not locked, and answer."""
+        """Lock those of the offered messages that are there and that others have not locked, and answer."""
         stream.lock_begins(answer)
         try:
-            keys = await self._unlocked(lock.keys)
+            keys = await self._unlocked(lock.keys, unscanned=lock.unscanned)
             if keys and not stream.over:
                 await self._lock(stream, lock if keys is lock.keys else replace(lock, keys=keys))
         finally:

@@ -390,6 +390,31 @@ def test_producers_do_not_wait_for_a_consumer_that_waits_for_what_another_engine
         worker.close()
 
 
+def test_producers_do_not_wait_for_a_consumer_after_an_insert_into_another_table_of_the_same_name(
+    proxy, server, database, queue, begin
+) -> None:
+    """A statement's head shows a table's name without its database, so the ids may be of another table. A session that
+    looks for an id behind the last row locks the place of all new messages."""
+    run(queue, "DELETE FROM m")
+    with connect(server) as elsewhere:
+        run(elsewhere, f"CREATE DATABASE {database}_too")
+        run(elsewhere, f"CREATE TABLE {database}_too.m (id BIGINT PRIMARY KEY AUTO_INCREMENT, payload TEXT)")
+        run(elsewhere, f"ALTER TABLE {database}_too.m AUTO_INCREMENT = 1000000")
+    worker, got = begin(), []
+    thread = threading.Thread(target=lambda: got.extend(lock(worker, 1, "WAIT 60")))
+    thread.start()
+    eventually(lambda: rows(queue, "SHOW STREAMS"), what="the waiting stream")
+    settled(lambda: proxy.metric("scans_total"))
+    store_answers = proxy.metric("store_answers_total")
+    run(queue, f"INSERT INTO {database}_too.m (payload) VALUES ('not here')")
+    eventually(lambda: proxy.metric("store_answers_total") > store_answers, what="the other table's message looked for")
+    settled(lambda: proxy.metric("store_answers_total"))
+    run(queue, "SET SESSION innodb_lock_wait_timeout = 1")
+    enqueue(queue, "m", "d")
+    thread.join(20)
+    assert got == ["d"]
+
+
 def test_a_killed_proxy_frees_its_messages_by_the_server_and_counts_nothing(
     proxy, server, database, queue, tmp_path
 ) -> None:

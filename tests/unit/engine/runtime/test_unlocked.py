@@ -55,7 +55,7 @@ def know(engine: Engine, roster: Roster) -> None:
 def test_a_proxy_alone_sends_no_statement_for_it() -> None:
     async def scene(engine: Engine, store: LockedElsewhere) -> None:
         know(engine, Roster(1))
-        assert await engine.unlocked(QUEUE.id, KEYS) is KEYS
+        assert await engine.unlocked(QUEUE.id, KEYS, unscanned=False) is KEYS
         assert store.calls == 0
 
     play(scene)
@@ -67,7 +67,7 @@ def test_a_proxy_alone_sends_no_statement_for_it() -> None:
 def test_what_others_have_locked_is_left_out_and_the_order_is_kept(roster: Roster) -> None:
     async def scene(engine: Engine, _store: LockedElsewhere) -> None:
         know(engine, roster)
-        assert await engine.unlocked(QUEUE.id, KEYS) == (3, 2)
+        assert await engine.unlocked(QUEUE.id, KEYS, unscanned=False) == (3, 2)
 
     play(scene)
 
@@ -75,12 +75,12 @@ def test_what_others_have_locked_is_left_out_and_the_order_is_kept(roster: Roste
 def test_others_that_have_not_streamed_the_queue_for_long_hold_nothing_of_it() -> None:
     async def scene(engine: Engine, store: LockedElsewhere) -> None:
         know(engine, Roster(1, frozenset({2})))
-        assert await engine.unlocked(QUEUE.id, KEYS) is KEYS
+        assert await engine.unlocked(QUEUE.id, KEYS, unscanned=False) is KEYS
         know(engine, Roster(1, frozenset({2}), {QUEUE.id: (2,)}))
         know(engine, Roster(1, frozenset({2})))
-        assert await engine.unlocked(QUEUE.id, KEYS) == (3, 2)
+        assert await engine.unlocked(QUEUE.id, KEYS, unscanned=False) == (3, 2)
         know(engine, Roster(1))
-        assert await engine.unlocked(QUEUE.id, KEYS) is KEYS
+        assert await engine.unlocked(QUEUE.id, KEYS, unscanned=False) is KEYS
         assert store.calls == 1
 
     play(scene, EngineSettings(former_locks_s=0.0))
@@ -90,6 +90,15 @@ def test_nothing_is_tried_while_the_server_does_not_answer() -> None:
     async def scene(engine: Engine, store: LockedElsewhere) -> None:
         know(engine, Roster(1, frozenset({2})))
         store.error = StoreError("gone", code=2013)
-        assert await engine.unlocked(QUEUE.id, KEYS) == ()
+        assert await engine.unlocked(QUEUE.id, KEYS, unscanned=False) == ()
+
+    play(scene)
+
+
+def test_of_messages_that_no_scan_has_shown_it_finds_out_always() -> None:
+    async def scene(engine: Engine, store: LockedElsewhere) -> None:
+        know(engine, Roster(1))
+        assert await engine.unlocked(QUEUE.id, KEYS, unscanned=True) == (3, 2)
+        assert store.calls == 1
 
     play(scene)
