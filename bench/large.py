@@ -37,7 +37,7 @@ from bench.compare.runner import await_quiet
 from bench.processes import HOST, cpu_s, family
 from bench.wire import Load
 from proxy.embedded.server import EmbeddedServer, Flavour
-from tests.support.insides import cut
+from tests.support.insides import forget_result, vanish
 from tests.support.proxies import RunningProxy, running_proxy
 
 SMALL, LARGE = 10_000, 3_000_000
@@ -151,9 +151,11 @@ def endless(port: int, table: str) -> Iterator[None]:
     connection: Any = pymysql.connect(
         host=HOST, port=port, user="root", database="bench", ssl_disabled=True, cursorclass=pymysql.cursors.SSCursor
     )
-    connection.cursor().execute(f"STREAM * FROM {table}")
+    cursor = connection.cursor()
+    cursor.execute(f"STREAM * FROM {table}")
     yield
-    cut(connection)  # Its stream has no end.
+    forget_result(connection)  # It has no end.
+    vanish(connection)
 
 
 def inserts(flavour: Flavour, chosen: argparse.Namespace) -> None:

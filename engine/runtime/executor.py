@@ -193,8 +193,8 @@ class StoreExecutor:
         queue: QueueTable,
         *args: Any,
     ) -> Callable[[], Awaitable[T]] | None:
-        """Have the server begin a call of `called` now, without a thread, by `method`: `begin_claim` or
-        `begin_acks` of the store. Returns what waits for the result, as `call` does. None: it has to be
+        """Have the server begin a call of `called` now, without a thread, by `method`, which begins
+        it. Returns what waits for the result, as `call` does. None: it has to be
         called."""
         if self._locked.contains(queue.id, called.__name__):
             return None

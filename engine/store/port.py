@@ -1,7 +1,7 @@
 """The port between the engine and a database.
 
-Each method is one transaction or one read. It may be called from any thread. All but `begin_claim` and
-`begin_acks` block. Each result includes the server's clock at the time of the statement, because the
+Each method is one transaction or one read. It may be called from any thread. All but those that
+begin a call block. Each result includes the server's clock at the time of the statement, because the
 engine never uses its own clock for due times. `MySQLStore` is the real implementation, `MemoryStore` the one for tests.
 One suite, tests/contract, tests both.
 """

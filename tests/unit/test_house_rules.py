@@ -71,6 +71,7 @@ ENGINE_SHELL = {
     "engine.store.route",
     "engine.store.scan",
     "engine.store.semaphores",
+    "engine.store.unlocked",
 }
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
