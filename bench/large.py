@@ -10,8 +10,8 @@ before. Printed: the rate with the large backlog beside that with the small one,
 *Rest*: a thousand endless streams of a hundred queues, and nothing else. Printed: the statements of the
 server a second, and the CPU time of the proxy and its processes in percent of a core.
 
-*Inserts*: sixteen connections insert into a queue, a row a commit, direct and through the proxy, in turns.
-Printed: commits a second, and their ratio.
+*Inserts*: sixteen connections insert into a queue, a row a commit, direct, through the proxy, and through
+HAProxy, which does not look at what it passes on, in turns. Printed: commits a second, beside direct.
 
 Client, proxy and server share the machine.
 """
@@ -35,6 +35,7 @@ from bench.compare.model import Drained
 from bench.compare.mysql import SOURCE, WATCHED, MySQLQueue, connected, running_queue_server
 from bench.compare.runner import await_quiet
 from bench.processes import HOST, cpu_s, family
+from bench.relays import haproxy
 from bench.wire import Load
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.insides import forget_result, vanish
@@ -85,7 +86,7 @@ def place(flavour: Flavour) -> Iterator[Place]:
         folder = Path(name)
         client = compiled(SOURCE, folder, LIBMARIADB)
         with (
-            running_queue_server(flavour, folder) as server,
+            running_queue_server(flavour, folder, [f"--max-connections={STREAMS + 200}"]) as server,
             running_proxy(server, folder / "proxy.log", ["--log-level", "warning"]) as proxy,
         ):
             processes = {"server": server.pid, "proxy": proxy.pid}
@@ -153,30 +154,32 @@ def endless(port: int, table: str) -> Iterator[None]:
     )
     cursor = connection.cursor()
     cursor.execute(f"STREAM * FROM {table}")
-    yield
-    forget_result(connection)  # It has no end.
-    vanish(connection)
+    try:
+        yield
+    finally:
+        forget_result(connection)  # It has no end.
+        vanish(connection)
 
 
 def inserts(flavour: Flavour, chosen: argparse.Namespace) -> None:
-    """Compare producers that connect to the server and to the proxy."""
-    with place(flavour) as there:
+    """Compare producers that connect to the server, to the proxy, and to HAProxy."""
+    with place(flavour) as there, haproxy(there.server, there.folder / "haproxy") as relay:
         there.run(f"CREATE TABLE sink {QUEUE}")
         program = compiled("load.c", there.folder, LIBMARIADB)
-        rates: list[tuple[float, float]] = []
-        with (
-            Load(program, there.server.port, PRODUCERS) as direct,
-            Load(program, there.proxy.port, PRODUCERS) as proxied,
-        ):
-            for load in (direct, proxied):
+        ports = {"direct": there.server.port, "through the proxy": there.proxy.port, relay.name: relay.port}
+        rates: dict[str, list[float]] = {name: [] for name in ports}
+        with contextlib.ExitStack() as stack:
+            loads = {name: stack.enter_context(Load(program, port, PRODUCERS)) for name, port in ports.items()}
+            for load in loads.values():
                 load.order(f"inserts {PRODUCERS} 1")
             for _ in range(chosen.rounds):
-                one, other = (load.order(f"inserts {PRODUCERS} {INSERT_S}") for load in (direct, proxied))
-                rates.append((one[0] / one[1], other[0] / other[1]))
-        ratio = median(other / one for one, other in rates)
-        before, after = median(rate for rate, _ in rates), median(rate for _, rate in rates)
-        compared = f"{before:,.0f} commits/s direct, {after:,.0f} through the proxy: {ratio:.2f}"
-        show(flavour, f"{PRODUCERS} producers: {compared}")
+                for name, load in loads.items():
+                    await_quiet(there.queue.processes)  # The reader of the binary log reads on for a while.
+                    rows, took_s, *_ = load.order(f"inserts {PRODUCERS} {INSERT_S}")
+                    rates[name].append(rows / took_s)
+        for name, found in rates.items():
+            ratio = median(rate / direct for rate, direct in zip(found, rates["direct"], strict=True))
+            show(flavour, f"{PRODUCERS} producers, {name}: {median(found):,.0f} commits/s, {ratio:.2f} of direct")
 
 
 def show(flavour: Flavour, text: str) -> None:

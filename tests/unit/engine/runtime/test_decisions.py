@@ -105,6 +105,29 @@ def test_the_work_of_many_clients_in_one_turn_is_one_decision(together: list[lis
     asyncio.run(play())
 
 
+def test_commits_on_a_queue_without_streams_are_one_decision_in_a_while(together: list[list[str]]) -> None:
+    """Nobody waits for their messages, and a decision for each would take half as long as relaying it."""
+
+    async def play() -> None:
+        async with running(0) as (engine, queue):
+            engine.written(TABLE.name)  # The first one wakes all queues: it may have a trigger.
+            await until(lambda: together)
+            together.clear()
+            for _ in range(CLIENTS):
+                engine.written(TABLE.name, inserted=True)
+                await asyncio.sleep(0)
+            assert together == []
+            await until(lambda: together)
+            assert together == [["woken"]]
+            together.clear()
+            engine.written(TABLE.name)
+            engine.subscribe(queue, Client(), holder=1, row_format=FORMAT)
+            await asyncio.sleep(0)
+            assert together == [["subscribe", "woken"]]
+
+    asyncio.run(play())
+
+
 def test_an_offer_to_a_stream_that_has_just_ended_is_answered() -> None:
     """Else its message would count as being locked, and nobody would get it."""
 
