@@ -409,6 +409,16 @@ class Dispatcher:
                 effects.append(self._deliveries.end_stream(subscriber, Cause.UNUSABLE, text))
         return effects + self._advance(now)
 
+    def polled(self, now: Instant, *, empty: bool) -> Effects:
+        """A poll came back. `empty`: the table has no unacknowledged message."""
+        self.parts.scans.poll_answered(empty=empty)
+        return self._advance(now)
+
+    def poll_failed(self, now: Instant) -> Effects:
+        """A poll failed, perhaps because of another queue. Scans take its place."""
+        self.parts.scans.poll_failed()
+        return self._advance(now)
+
     def group_scan_done(self, now: Instant, scan_id: int, result: GroupScanResult) -> Effects:
         """A group scan came back."""
         parts = self.parts

@@ -5,6 +5,7 @@ subscriber's session), answered by an event.
 |-------------------|--------------------------------------------------|
 | `Scan`            | `Dispatcher.scan_done` or `.scan_failed`         |
 | `ScanGroups`      | `Dispatcher.group_scan_done` or `.group_scan_failed` |
+| `Poll`            | `Dispatcher.polled` or `.poll_failed`            |
 | `Claim`           | `Dispatcher.claim_done` or `.claim_failed`       |
 | `Fetch`           | `Dispatcher.fetch_done` or `.fetch_failed`       |
 | `Lock`            | `Dispatcher.lock_done`                           |
@@ -108,6 +109,11 @@ class FindAbandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class Poll:
+    """Find out whether the table has an unacknowledged message. Polls of several queues are one statement."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckBatches:
     """Compare follow-ups with their batches."""
 
@@ -160,6 +166,7 @@ class End:
 Effect = (
     Scan
     | ScanGroups
+    | Poll
     | Claim
     | Fetch
     | Lock

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from engine.dispatch.effects import Effect, Scan, ScanGroups
+from engine.dispatch.effects import Effect, Poll, Scan, ScanGroups
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
@@ -63,11 +63,15 @@ class ScanScheduler:
         """The group scans under way."""
         self._awaiting = AwaitingVisibility(limits.window_max)
         self._share: Share | None = None
+        self._is_empty = False
+        """Whether the last scan of all messages, or the last poll, has shown that none is unacknowledged."""
+        self._poll_begun_ns: int | None = None
+        """When the poll under way was started (monotonic)."""
 
     @property
     def under_way(self) -> bool:
-        """Whether a scan is under way."""
-        return bool(self._running or self._by_group)
+        """Whether a scan or a poll is under way."""
+        return bool(self._running or self._by_group or self._poll_begun_ns is not None)
 
     @property
     def rescan_ns(self) -> int | None:
@@ -93,8 +97,16 @@ class ScanScheduler:
         return times
 
     def full_scan_ns(self, group: FilterGroup) -> int:
-        """When a group is due for a full scan at the latest (monotonic)."""
-        return group.scans.full_begun_ns + self._policy.poller_interval_ns
+        """When a group is due for a full scan at the latest (monotonic). Queues that were empty are polled at the
+        same times, so that it is one statement for many of them."""
+        interval_ns = self._policy.poller_interval_ns
+        at_ns = group.scans.full_begun_ns + interval_ns
+        return at_ns - at_ns % max(1, interval_ns // 2) if self._polls else at_ns
+
+    @property
+    def _polls(self) -> bool:
+        """Whether a poll takes the place of a scan that is due for the time alone."""
+        return self._is_empty and self._share is None
 
     def dead_scan_ns(self, now: Instant) -> int:
         """When to scan for dead messages even if no stream has demand (monotonic): at start, and
@@ -419,9 +431,16 @@ class ScanScheduler:
             groups = [*groups, main]
         self._pass_share_on(now)
         due = [group for group in groups if self._is_due(group, now)]
+        scans: list[Effect] = []
+        if self._polls:
+            wanting = [group for group in due if self._wants_scan(group, now)]
+            if len(wanting) < len(due) and self._poll_begun_ns is None:
+                self._poll_begun_ns = now.mono_ns
+                scans.append(Poll())
+            due = wanting
         due.sort(key=lambda group: group.scans.begun_ns)
         room = max(0, self._limits.scans_max - len(self._running))
-        scans: list[Effect] = [self._start_scan(group, now, unavailable) for group in due[:room]]
+        scans += [self._start_scan(group, now, unavailable) for group in due[:room]]
         for group in groups:
             at_ns = self._others_scan_ns(group, now)
             if at_ns is not None and at_ns <= now.mono_ns and len(self._running) < self._limits.scans_max:
@@ -506,6 +525,21 @@ class ScanScheduler:
         group.scans.dirty = True
         return group
 
+    def poll_answered(self, *, empty: bool) -> None:
+        """A poll came back. If the table is empty, a full scan would have shown nothing."""
+        begun_ns, self._poll_begun_ns, self._is_empty = self._poll_begun_ns, None, empty
+        assert begun_ns is not None
+        if not empty:
+            self.request_scans(anywhere=True)
+            return
+        for group in self._groups:
+            group.scans.full_begun_ns = max(group.scans.full_begun_ns, begun_ns)
+
+    def poll_failed(self) -> None:
+        """A poll failed."""
+        self._poll_begun_ns, self._is_empty = None, False
+        self.request_scans(anywhere=True)
+
     @property
     def _most(self) -> int:
         """How many messages of the front are read ahead for each filter group at most."""
@@ -580,6 +614,8 @@ class ScanScheduler:
     def _note_reach(self, running: _Running, result: ScanResult, now: Instant) -> None:
         """A scan came back that replaces the buffer."""
         scans = running.group.scans
+        if running.portion is None and running.group.selection == ANYTHING:
+            self._is_empty = not (result.entries or result.more) and result.horizon_ns is None
         shown = result.entries[: running.limit] if result.more and scans.position is None else ()
         scans.reach = place_of(shown[-1]) if shown else None
         if not shown or scans.buffer.order is None:
@@ -641,10 +677,14 @@ class ScanScheduler:
         self._pass_share_on(now)
 
     def _is_due(self, group: FilterGroup, now: Instant) -> bool:
+        if group.scans.running:
+            return False
+        return self._wants_scan(group, now) or now.mono_ns >= self.full_scan_ns(group)
+
+    def _wants_scan(self, group: FilterGroup, now: Instant) -> bool:
+        """Whether a group without a scan under way is due for one for another reason than the time alone."""
         scans = group.scans
         buffer = scans.buffer
-        if scans.running:
-            return False
         shows_all = scans.others.share is None or not scans.has_more
         if group.awaits_scan and shows_all and buffer.ready <= scans.limit // 4:
             return True
@@ -657,6 +697,4 @@ class ScanScheduler:
             return True
         if scans.retry_ns is not None and scans.retry_ns <= now.mono_ns:
             return True
-        if scans.due_again_ns is not None and scans.due_again_ns <= now.server_ns:
-            return True
-        return now.mono_ns >= self.full_scan_ns(group)
+        return scans.due_again_ns is not None and scans.due_again_ns <= now.server_ns

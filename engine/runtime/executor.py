@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from engine.queue_table import QueueTable
 from engine.runtime.begun_calls import BegunCalls
 from engine.runtime.call_threads import CallThreads
 from engine.runtime.locked_tables import LockedTables
+from engine.runtime.polls import Polls
 from engine.runtime.server_clock import ServerClock
 from engine.store.port import BegunCall, Store, StoreError, Timed
 
@@ -163,6 +164,7 @@ class StoreExecutor:
         locked_calls = max(1, int(settings.threads * settings.locked_share))
         self._locked = LockedTables(locked_calls, settings.locked_kept_s, time.monotonic)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.polls = Polls(self._poll, lambda call: self.spawn(call, "poll"))
 
     async def call(self, method: Callable[..., Timed[T]], *args: Any) -> T:
         """Call a method of the store on a thread, and update the clock from its result.
@@ -175,6 +177,9 @@ class StoreExecutor:
             return await self._call(table, method, *args)
         async with self._locked.turn(table, method.__name__):
             return await self._call(table, method, *args, first=True)
+
+    async def _poll(self, queues: Sequence[QueueTable]) -> frozenset[TableId]:
+        return await self.call(self.store.unacknowledged, queues)
 
     async def call_apart(self, method: Callable[..., Timed[T]], *args: Any) -> T:
         """The same for a method that is about no queue, on a thread of its own: it does not wait for other calls.

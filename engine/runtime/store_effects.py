@@ -21,6 +21,7 @@ from engine.dispatch.effects import (
     FindAbandoned,
     Lookup,
     MoveDeadLetters,
+    Poll,
     Purge,
     Release,
     Scan,
@@ -42,7 +43,7 @@ SAME_REASON_NS = 60 * NS_PER_S
 moved."""
 
 StoreEffect = (
-    Scan | ScanGroups | Claim | Fetch | Lookup | Release | FindAbandoned | CheckBatches | Purge | MoveDeadLetters
+    Scan | ScanGroups | Poll | Claim | Fetch | Lookup | Release | FindAbandoned | CheckBatches | Purge | MoveDeadLetters
 )
 """The effects that the store carries out."""
 
@@ -131,6 +132,10 @@ class StoreEffects:
                 groups = await call(store.scan_groups, queue, effect.request, effect.portion)
                 self._note_scan(len(groups.entries) + len(groups.arrivals))
                 return Outcome(partial(dispatcher.group_scan_done, scan_id=scan_id, result=groups))
+            case Poll():
+                empty = queue.scan_index is not None and await self._executor.polls.is_empty(queue)
+                self._note_scan(0)
+                return Outcome(partial(dispatcher.polled, empty=empty))
             case Claim():
                 return await self._claim(queue, dispatcher, effect, begun)
             case Fetch(fetch_id, row_format, keys):
@@ -234,6 +239,8 @@ def _failure(dispatcher: Dispatcher, effect: StoreEffect, text: str, *, lasting:
             return partial(dispatcher.scan_failed, scan_id=scan_id, text=text, lasting=lasting)
         case ScanGroups(scan_id):
             return partial(dispatcher.group_scan_failed, scan_id=scan_id)
+        case Poll():
+            return dispatcher.poll_failed
         case Claim(claim_id):
             return partial(dispatcher.claim_failed, claim_id=claim_id)
         case Fetch(fetch_id, _, _):

@@ -323,6 +323,11 @@ class MemoryStore:
         live = (row for key in keys if (row := rows.get(key)) is not None and row.time_acked_ns is None)
         return self._timed({row.key: row.entry for row in live})
 
+    def unacknowledged(self, tables: Sequence[QueueTable]) -> Timed[frozenset[TableId]]:
+        """Those tables that have an unacknowledged row."""
+        live = {table.id for table in tables if any(row.time_acked_ns is None for row in self.rows_of(table).values())}
+        return self._timed(frozenset(live))
+
     def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
         """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
         return self._timed(frozenset(self.lookup(table, keys).value.keys() - self.locked))

@@ -396,6 +396,14 @@ class MySQLStore:
             now, *found = connection.run([statement("now"), *sql.for_ids("lookup", keys)])
             return Timed({entry.key: entry for entry in entries_of(sql, *found)}, now_ns(now))
 
+    def unacknowledged(self, tables: Sequence[QueueTable]) -> Timed[frozenset[TableId]]:
+        """Those tables that have an unacknowledged row, by one statement."""
+        parts = [f"({statements_of(table)('unacknowledged', number=number)})" for number, table in enumerate(tables)]
+        with self._pool.connection() as connection:
+            now, found = connection.run([statement("now"), " UNION ALL ".join(parts)])
+            numbers = (int(number) for row in found.rows if (number := text_values(row)[0]) is not None)
+            return Timed(frozenset(tables[number].id for number in numbers), now_ns(now))
+
     def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
         """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
         lookup = UnlockedLookup(table, keys)

@@ -253,6 +253,9 @@ class Store(Protocol):
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
         """The entries of those keys whose rows exist and are unacknowledged."""
 
+    def unacknowledged(self, tables: Sequence[QueueTable]) -> Timed[frozenset[TableId]]:
+        """Those tables that have an unacknowledged row. Each has a scan index."""
+
     def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
         """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
 

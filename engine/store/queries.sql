@@ -549,6 +549,10 @@ SELECT /* ackstream lookup */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowes
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
+-- name: unacknowledged
+-- A row if the table has an unacknowledged message. UNION ALL joins those of several tables.
+SELECT /* ackstream poll */ $number FROM $table FORCE INDEX ($scan_index) WHERE time_acked IS NULL LIMIT 1
+
 -- name: lookup_unlocked
 -- Those of them that no other transaction has locked for itself. The locks end with the statement.
 SELECT /* ackstream lookup */ $id

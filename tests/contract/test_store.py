@@ -494,6 +494,22 @@ class TestLookup:
             assert set(subject.store.lookup(subject.table, [1]).value) == {1}
 
 
+class TestUnacknowledged:
+    def test_tables_with_messages_that_are_not_acknowledged_are_found(self, subject: Subject) -> None:
+        def found() -> frozenset[TableId]:
+            return subject.store.unacknowledged([subject.table]).value
+
+        assert found() == frozenset()
+        put_due(subject, 1)
+        assert found() == {subject.table.id}
+        subject.acknowledge(1)
+        assert found() == frozenset()
+        put_due(subject, 2)
+        with subject.locked(2):
+            claim(subject, 2)
+            assert found() == {subject.table.id}
+
+
 class TestUnlocked:
     def test_messages_that_others_have_locked_are_not_among_them(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 3)

@@ -68,6 +68,7 @@ MEASURED = {
     "fetch",
     "lookup",
     "lookup_unlocked",
+    "unacknowledged",
     "release_lock",
     "release_unsent",
     "release_sent",
@@ -287,6 +288,10 @@ class TestScan:
             statements = bench.meter.take()
             frugal(statements, key="next_up", least=3)
             assert sum(measured.read for measured in statements) <= 3 * limit + SLACK * len(statements)
+
+    def test_a_poll_reads_an_entry_of_each_table(self, bench: Bench) -> None:
+        assert bench.store.unacknowledged([bench.table]).value == {bench.table.id}
+        frugal(bench.meter.take(), key="next_up")
 
     @pytest.mark.parametrize("others", [False, True])
     def test_one_of_two_shares_is_read_in_the_order_of_the_index(self, bench: Bench, *, others: bool) -> None:

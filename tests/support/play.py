@@ -26,6 +26,7 @@ from engine.dispatch.effects import (
     Lock,
     Lookup,
     MoveDeadLetters,
+    Poll,
     Purge,
     Release,
     Scan,
@@ -364,6 +365,9 @@ class Stage:
         match asked.effect:
             case Scan() | ScanGroups():
                 asked.answer = self._scan(asked.effect)
+            case Poll():
+                empty = not store.unacknowledged([queue]).value
+                asked.answer = lambda: dispatcher.polled(self.now, empty=empty)
             case Claim():
                 self._claim(asked, asked.effect)
             case Fetch(fetch_id, row_format, keys):
@@ -436,6 +440,8 @@ class Stage:
                 self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, "the server has gone away")
             case ScanGroups(scan_id):
                 self.handle(dispatcher.group_scan_failed, scan_id)
+            case Poll():
+                self.handle(dispatcher.poll_failed)
             case Claim(claim_id):
                 self.handle(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):

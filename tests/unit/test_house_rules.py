@@ -40,6 +40,7 @@ ENGINE_SHELL = {
     "engine.runtime.executor",
     "engine.runtime.gathered_acks",
     "engine.runtime.indirect_writes",
+    "engine.runtime.polls",
     "engine.runtime.queues",
     "engine.runtime.roster",
     "engine.runtime.shared_runs",

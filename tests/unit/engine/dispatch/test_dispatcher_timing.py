@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
+
+from engine.dispatch.effects import Poll
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S
-from tests.support.play import Stage, run_for
+from engine.store.memory import Row
+from tests.support.play import POLICY, TABLE, Asked, Stage, run_for
 
 
 def test_a_time_that_passed_since_the_last_decision_still_wakes() -> None:
@@ -44,8 +50,52 @@ def test_an_unacknowledged_message_is_delivered_again_when_its_wait_ends() -> No
     assert stage.now_ns - delivered_ns == stage.policy.ack_wait_ns
 
 
-def test_an_idle_table_is_not_scanned_before_the_poller_interval() -> None:
+def next_poll(stage: Stage) -> Asked:
+    """Let time pass until a poll is under way."""
+    while True:
+        for asked in list(stage.asked):
+            if isinstance(asked.effect, Poll):
+                return asked
+            stage.do(asked)
+            stage.answer(asked)
+        assert stage.dispatcher.wake_at_ns is not None
+        stage.pass_time(max(0, stage.dispatcher.wake_at_ns - stage.mono_ns))
+
+
+def test_an_empty_table_is_polled_as_often_as_its_interval_says_and_not_scanned() -> None:
+    """At the same times as other such tables of the interval, whenever each was scanned first."""
+    stage, interval_ns = Stage(), POLICY.poller_interval_ns
+    stage.mono_ns += 7 * NS_PER_S
+    stage.subscribe(1, holder=1)
+    stage.settle()
+    scans, times = stage.dispatcher.parts.groups.main.scans.started, [stage.mono_ns]
+    for _ in range(4):
+        poll = next_poll(stage)
+        times.append(stage.mono_ns)
+        stage.do(poll)
+        stage.answer(poll)
+    assert stage.dispatcher.parts.groups.main.scans.started == scans
+    assert all(later - earlier <= interval_ns for earlier, later in pairwise(times))
+    assert [later - earlier for earlier, later in pairwise(times[1:])] == [interval_ns] * 3
+    assert times[1] % (interval_ns // 2) == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_message_of_which_nothing_was_reported_comes_after_a_poll_or_a_poll_that_failed(*, fails: bool) -> None:
     stage = Stage()
+    stage.subscribe(1, holder=1)
+    stage.settle()
+    stage.store.put(TABLE, Row(7, payload=b"7"))
+    poll = next_poll(stage)
+    if fails:
+        stage.fail(poll)
+    stage.settle()
+    assert stage.delivered == {1: [7]}
+
+
+def test_an_idle_table_with_messages_is_not_scanned_before_the_poller_interval() -> None:
+    stage = Stage()
+    stage.store.put(TABLE, Row(7, time_next_ns=stage.now_ns + 10**6 * NS_PER_S))
     stage.subscribe(1, holder=1)
     stage.settle()
     assert stage.dispatcher.wake_at_ns is not None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, cast
 
 from engine.dispatch.effects import Cause, Lock
-from engine.model import Key, TableId
+from engine.model import Entry, Key, TableId
 from engine.packets import frame
 from engine.queue_table import QueueTable
 from engine.service import Engine
@@ -29,17 +29,19 @@ OK = [make_ok(status=STATUS)]
 
 class OfferingEngine:
     """An engine that offers each stream one message, and ends it when that is locked. `twice`: it offers
-    another one, at once. `elsewhere`: others have locked all of them."""
+    another one, at once. `elsewhere`: others have locked all of them. `unscanned`: no scan has shown it."""
 
-    def __init__(self, *, twice: bool = False, elsewhere: bool = False) -> None:
-        self._twice, self._elsewhere = twice, elsewhere
+    def __init__(self, *, twice: bool = False, elsewhere: bool = False, unscanned: bool = False) -> None:
+        self._twice, self._elsewhere, self._unscanned = twice, elsewhere, unscanned
         self.answers: list[Collection[Key]] = []
+        self.read: list[Entry] = []
         self.answered = asyncio.Event()
 
     async def queue(self, _table: TableId, **_options: object) -> QueueTable:
         return queue_table()
 
-    async def unlocked(self, _table: TableId, keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    async def unlocked(self, _table: TableId, keys: tuple[Key, ...], *, unscanned: bool) -> tuple[Key, ...]:
+        assert unscanned is self._unscanned
         return () if self._elsewhere else keys
 
     def known_queue(self, _table: TableId, _text: bytes) -> QueueTable | None:
@@ -48,14 +50,15 @@ class OfferingEngine:
     def subscribe(self, _queue: QueueTable, sink: Any, *, locker: Any, **_options: object) -> Any:
         loop = asyncio.get_running_loop()
 
-        def ended(keys: Collection[Key]) -> None:
+        def ended(keys: Collection[Key], read: Sequence[Entry]) -> None:
             self.answers.append(keys)
+            self.read += read
             self.answered.set()
             loop.call_soon(sink.end, Cause.COMPLETE, "")
 
-        loop.call_soon(locker, Lock(1, 1, (7,), 1, None), ended)
+        loop.call_soon(locker, Lock(1, 1, (7,), 1, None, self._unscanned), ended)
         if self._twice:
-            loop.call_soon(locker, Lock(2, 1, (8,), 1, None), self.answers.append)
+            loop.call_soon(locker, Lock(2, 1, (8,), 1, None), lambda keys, *_: self.answers.append(keys))
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -124,6 +127,21 @@ def test_a_session_does_not_try_messages_that_others_have_locked() -> None:
             await played.next_to_client()
         assert engine.answers == [set()]
         assert not any(b"FOR UPDATE" in statement for statement in sent)
+
+    play(script, engine)
+
+
+def test_of_a_message_that_no_scan_has_shown_the_session_reads_what_its_row_shows() -> None:
+    engine = OfferingEngine(unscanned=True)
+
+    async def script(played: PlayedSession) -> None:
+        played.query(b"STREAM id FROM shop.m LIMIT 1 NOWAIT FOR UPDATE")
+        for answer in (CONTEXT, DEFINITION, OK, HEADER, rows(("3:-2:5:7", "7"), status=STATUS)):
+            await played.next_to_server()
+            played.session.server_sent(frame_rows(answer, 1)[0])
+        packets = [await played.next_to_client() for _ in range(len(HEADER) + 1)]
+        assert packets[-2].payload == b"\x017"
+        assert engine.read == [Entry(7, 3, -2, 5)]
 
     play(script, engine)
 

@@ -1,0 +1,63 @@
+"""Polls of several queues: one statement shows which of them have unacknowledged messages.
+
+Queues that were empty are polled at the same times (`ScanScheduler.full_scan_ns`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from engine.model import TableId
+from engine.queue_table import QueueTable
+from engine.store.port import StoreError
+
+GATHER_S: Final = 0.05
+"""Polls of this time are one statement. Each queue has a timer of its own."""
+POLLED_MAX: Final = 200
+"""Queues in one statement: its text has 30 kB then."""
+
+_Waiting = tuple[QueueTable, asyncio.Future[bool]]
+
+
+class Polls:
+    """The polls that wait for their statement. Its methods are called on the event loop's thread."""
+
+    def __init__(
+        self,
+        unacknowledged: Callable[[Sequence[QueueTable]], Awaitable[frozenset[TableId]]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """`unacknowledged` returns those of the queues that have unacknowledged messages, or raises StoreError.
+        `spawn` runs a background task."""
+        self._unacknowledged = unacknowledged
+        self._spawn = spawn
+        self._waiting: list[_Waiting] = []
+
+    async def is_empty(self, queue: QueueTable) -> bool:
+        """Whether the queue has no unacknowledged message. Raises StoreError, also if another queue is the
+        reason."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bool] = loop.create_future()
+        if not self._waiting:
+            loop.call_later(GATHER_S, self._begin)
+        self._waiting.append((queue, answer))
+        return await answer
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for at in range(0, len(waiting), POLLED_MAX):
+            self._spawn(self._poll(waiting[at : at + POLLED_MAX]))
+
+    async def _poll(self, polled: Sequence[_Waiting]) -> None:
+        try:
+            found = await self._unacknowledged([queue for queue, _ in polled])
+        except StoreError as error:
+            for _, answer in polled:
+                if not answer.done():  # Else its queue is gone.
+                    answer.set_exception(error)
+            return
+        for queue, answer in polled:
+            if not answer.done():
+                answer.set_result(queue.id not in found)

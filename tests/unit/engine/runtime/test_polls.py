@@ -1,0 +1,81 @@
+"""Polls of several queues that are one statement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.model import TableId
+from engine.queue_table import QueueTable
+from engine.runtime.polls import POLLED_MAX, Polls
+from engine.store.port import StoreError
+from tests.support.play import queue_table
+
+QUEUE = queue_table()
+
+
+def queue(number: int) -> QueueTable:
+    return replace(QUEUE, id=TableId("shop", f"q{number}"))
+
+
+class Asked:
+    """What the store was asked, and its answers: the queues of even numbers have messages."""
+
+    def __init__(self, error: StoreError | None = None) -> None:
+        self.statements: list[int] = []
+        self._error = error
+
+    async def unacknowledged(self, queues: Sequence[QueueTable]) -> frozenset[TableId]:
+        self.statements.append(len(queues))
+        if self._error is not None:
+            raise self._error
+        return frozenset(queue.id for queue in queues if int(queue.id.name[1:]) % 2 == 0)
+
+
+def play(store: Asked, count: int) -> list[Any]:
+    async def played() -> list[Any]:
+        tasks: list[asyncio.Task[None]] = []
+
+        def spawn(work: Coroutine[Any, Any, None]) -> None:
+            tasks.append(asyncio.ensure_future(work))
+
+        polls = Polls(store.unacknowledged, spawn)
+        answers = await asyncio.gather(
+            *(polls.is_empty(queue(number)) for number in range(count)), return_exceptions=True
+        )
+        await asyncio.gather(*tasks)
+        return list(answers)
+
+    return asyncio.run(played())
+
+
+def test_polls_of_one_moment_are_one_statement_and_each_gets_its_answer() -> None:
+    store = Asked()
+    assert play(store, 5) == [False, True, False, True, False]
+    assert store.statements == [5]
+
+
+def test_a_statement_has_a_bounded_number_of_queues() -> None:
+    store = Asked()
+    assert sum(play(store, 2 * POLLED_MAX + 2)) == POLLED_MAX + 1
+    assert store.statements == [POLLED_MAX, POLLED_MAX, 2]
+
+
+def test_all_get_the_error_of_their_statement() -> None:
+    error = StoreError("no such table", code=1146)
+    assert play(Asked(error), 3) == [error] * 3
+
+
+def test_a_queue_that_has_gone_meanwhile_keeps_no_other_from_its_answer() -> None:
+    async def played() -> bool:
+        store = Asked()
+        polls = Polls(store.unacknowledged, lambda work: tasks.append(asyncio.ensure_future(work)))
+        tasks: list[asyncio.Task[None]] = []
+        gone = asyncio.ensure_future(polls.is_empty(queue(1)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        return await polls.is_empty(queue(3))
+
+    assert asyncio.run(played())
