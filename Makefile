@@ -129,8 +129,8 @@ bench-scale: .venv/.stamp ## Measure 1,000 queues, 2,000 streams, 1 to 4 proxies
 	@.venv/bin/python -m bench.scale --rows $(ROWS) $(SCALE)
 
 .PHONY: bench-parts
-bench-parts: .venv/.stamp ## Measure single parts: the programs of bench/, one after another (about 30 min)
-	@scripts/prepare server
+bench-parts: .venv/.stamp ## Measure single parts: the programs of bench/, one after another (about 45 min)
+	@scripts/prepare mariadb mysql client relays
 	@for program in $(filter-out bench/processes.py bench/relays.py bench/wire.py,$(wildcard bench/*.py)); do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
 .PHONY: bench-wire
