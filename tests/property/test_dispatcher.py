@@ -792,13 +792,6 @@ class RowsThatALockHasReadAreForgotten(Dispatcher):
         return super().lock_done(now, lock_id, locked, [Entry(entry.key, 0, 0, 0) for entry in read])
 
 
-class ATableThatWasEmptyStaysEmpty(Dispatcher):
-    """What a poll finds is not believed."""
-
-    def polled(self, now: Instant, *, empty: bool) -> Effects:
-        return super().polled(now, empty=True)
-
-
 class OnlyTheLastEventOfATurnCounts(Dispatcher):
     """The others are forgotten."""
 
@@ -854,7 +847,6 @@ BREAKS = [
     RollbacksAreNotCounted,
     MissedLocksCountAsLocked,
     RowsThatALockHasReadAreForgotten,
-    ATableThatWasEmptyStaysEmpty,
     OnlyTheLastEventOfATurnCounts,
 ]
 BREAKS_OF_SHARES = [
