@@ -517,13 +517,19 @@ def vanish(worker, _queue) -> None:
     insides.forget_result(worker)
 
 
-def test_what_a_client_had_got_when_it_vanished_in_the_middle_of_rows_is_counted(queue, begin) -> None:
+def be_killed(worker, queue) -> None:
+    run(queue, f"KILL {worker.thread_id()}")
+    insides.forget_result(worker)
+
+
+@pytest.mark.parametrize("end", [vanish, be_killed])
+def test_what_a_client_had_got_when_its_connection_ended_in_the_middle_of_rows_is_counted(queue, begin, end) -> None:
     count = big_messages(queue, 90)
     worker = begin()
     cursor = SSCursor(worker)
     cursor.execute(f"STREAM id, payload FROM m LIMIT {count} WAIT 10 FOR UPDATE")
     ((first, _),) = cursor.fetchmany(1)
-    vanish(worker, queue)
+    end(worker, queue)
     eventually(lambda: rows(queue, f"SELECT epoch FROM m WHERE id = {first}") == [(1,)], what="the attempt counted")
     ((counted,),) = rows(queue, "SELECT COUNT(*) FROM m WHERE epoch > 0")
     assert counted < count, "what was not sent is no attempt"
