@@ -22,6 +22,10 @@ class ClientConnection(asyncio.Protocol):
         """Report the new connection."""
         self._session.client_connected(cast(asyncio.Transport, transport))
 
+    def eof_received(self) -> None:
+        """Report that the client sends nothing more. The transport closes, when what was written is sent."""
+        self._session.client_ended()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Report its end."""
         self._session.client_lost()

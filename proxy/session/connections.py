@@ -60,16 +60,20 @@ class Connections:
         self.client_is_full = True
         if stream is not None:
             stream.pause()
-        if self.server_ready and (stream is None or stream.rows_from_server):
+        if self.server_ready and (stream is None or (stream.rows_from_server and not stream.over)):
             self.server.pause_reading()
 
     def client_has_room(self, stream: Stream | None) -> None:
         """The client reads again."""
         self.client_is_full = False
-        if self.server_ready and not self.server.is_closing():
-            self.server.resume_reading()
+        self.read_server()
         if stream is not None:
             stream.resume()
+
+    def read_server(self) -> None:
+        """Read the server, however full the client is: nothing of what comes is for it."""
+        if self.server_ready and not self.server.is_closing():
+            self.server.resume_reading()
 
     def stream_over(self) -> None:
         """Relaying goes on: the client may still be full of a stream's rows."""

@@ -86,6 +86,9 @@ class ClientSession(Protocol):
     def in_step(self) -> bool:
         """Whether the connection survives the failure of a queue statement."""
 
+    def read_server(self) -> None:
+        """Read the server, however full the client is: nothing of what comes is for it."""
+
     async def internal_query(self, text: bytes) -> Answer:
         """Run a statement on the backing connection; its answer is not sent to the client. Raises
         ConnectionError, WireError."""

@@ -218,6 +218,12 @@ class Session:
         except Exception as error:  # noqa: BLE001  # Anything else is a fault of the proxy.
             self._fail(error)
 
+    def client_ended(self) -> None:
+        """The client sends nothing more. If it does not read either, it is gone: what it holds is released now,
+        and not when its system gives the connection up."""
+        if self._connections.client_is_full:
+            self.client.abort()
+
     def client_lost(self) -> None:
         """The client is gone: close its backing connection and release what it holds."""
         if self._closed:
@@ -397,6 +403,10 @@ class Session:
         self.client.close()
 
     # What queue statements use (proxy.session.ports).
+
+    def read_server(self) -> None:
+        """Read the server, however full the client is: nothing of what comes is for it."""
+        self._connections.read_server()
 
     async def internal_query(self, text: bytes) -> Answer:
         """Run a statement on the backing connection; its answer is not sent to the client."""

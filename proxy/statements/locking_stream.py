@@ -92,8 +92,18 @@ class LockingStream(Stream):
 
     rows_from_server = True
 
-    def __init__(self, write: Callable[[bytes], None], condition: str | None, *, is_bounded: bool = False) -> None:
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        read_server: Callable[[], None],
+        condition: str | None,
+        *,
+        is_bounded: bool = False,
+    ) -> None:
+        """`read_server` has the rest of the rows read when the stream is over, although its client may not
+        read: the end of the connection, and of the lock, comes behind them."""
         super().__init__(write, condition, waits=False, is_bounded=is_bounded)
+        self._read_server = read_server
         self._offers: deque[tuple[Lock, LockAnswer]] = deque()
         self._answer: LockAnswer | None = None
         """How to answer the lock under way."""
@@ -128,6 +138,11 @@ class LockingStream(Stream):
         """Answer now. The session's task is cancelled, but runs after the engine has learned that
         the client is gone: deliveries that are not known then do not count as failed."""
         self.lock_ends()
+
+    def _finish(self, error: ServerError | None) -> None:
+        if not self.over:
+            super()._finish(error)
+            self._read_server()
 
     def decline_offers(self) -> None:
         """Answer the offers that nobody takes any more: nothing was locked."""

@@ -180,7 +180,7 @@ class Streaming:
         condition = _written_condition(proven.statement)
         is_bounded = _first_wait_ns(proven.statement) is not None
         if proven.statement.locks:
-            return LockingStream(session.send, condition, is_bounded=is_bounded)
+            return LockingStream(session.send, session.read_server, condition, is_bounded=is_bounded)
         return Stream(
             session.send,
             condition,

@@ -88,6 +88,10 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         if ended:
             self._transport.close()
 
+    def eof_received(self) -> bool | None:
+        """The peer sends nothing more: report it to the session."""
+        return self._protocol.eof_received()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed: report it to the session."""
         self._protocol.connection_lost(exc)

@@ -523,12 +523,16 @@ def be_killed(worker, queue) -> None:
 
 
 @pytest.mark.parametrize("end", [vanish, be_killed])
-def test_what_a_client_had_got_when_its_connection_ended_in_the_middle_of_rows_is_counted(queue, begin, end) -> None:
+def test_what_a_client_had_got_when_its_connection_ended_in_the_middle_of_rows_is_counted(
+    proxy, queue, begin, end
+) -> None:
+    """It does not read any more, so the proxy does not read the rest of the rows."""
     count = big_messages(queue, 90)
     worker = begin()
     cursor = SSCursor(worker)
     cursor.execute(f"STREAM id, payload FROM m LIMIT {count} WAIT 10 FOR UPDATE")
     ((first, _),) = cursor.fetchmany(1)
+    settled(lambda: proxy.metric('received_bytes_total{from="server"}'))
     end(worker, queue)
     eventually(lambda: rows(queue, f"SELECT epoch FROM m WHERE id = {first}") == [(1,)], what="the attempt counted")
     ((counted,),) = rows(queue, "SELECT COUNT(*) FROM m WHERE epoch > 0")

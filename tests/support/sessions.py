@@ -39,6 +39,7 @@ class FakeTransport:
     def __init__(self) -> None:
         self.written: list[Packet] = []
         self.writes = 0
+        self._reading = True
         self.closed = asyncio.Event()
         self._came = asyncio.Event()
         self._packets = Packets()
@@ -73,10 +74,16 @@ class FakeTransport:
         return self.closed.is_set()
 
     def pause_reading(self) -> None:
-        """Do nothing."""
+        """Nothing comes until `resume_reading`."""
+        self._reading = False
+
+    def is_reading(self) -> bool:
+        """Whether what comes is read."""
+        return self._reading
 
     def resume_reading(self) -> None:
-        """Do nothing."""
+        """What comes is read again."""
+        self._reading = True
 
 
 class _Unused:

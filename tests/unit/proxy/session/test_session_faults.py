@@ -196,3 +196,17 @@ def test_a_transaction_that_internal_queries_began_ends_before_the_client_gets_t
         assert parse_err((await played.next_to_client()).payload).code == 1105
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_client_that_ends_its_side_and_does_not_read_is_gone(*, full: bool) -> None:
+    """One that reads gets what was written."""
+
+    async def play() -> None:
+        played = PlayedSession(never)
+        if full:
+            played.session.client_full()
+        played.session.client_ended()
+        assert played.client.is_closing() is full
+
+    asyncio.run(play())

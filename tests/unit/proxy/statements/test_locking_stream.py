@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, cast
 
+import pytest
+
 from engine.dispatch.effects import Cause, Lock
 from engine.model import Entry, Key, TableId
 from engine.packets import frame
 from engine.queue_table import QueueTable
 from engine.service import Engine
+from proxy.session.stream import INTERRUPTED
 from proxy.settings import Settings
 from proxy.statements.statements import Statements
 from proxy.wire.framing import frame_rows
@@ -142,6 +145,38 @@ def test_of_a_message_that_no_scan_has_shown_the_session_reads_what_its_row_show
         packets = [await played.next_to_client() for _ in range(len(HEADER) + 1)]
         assert packets[-2].payload == b"\x017"
         assert engine.read == [Entry(7, 3, -2, 5)]
+
+    play(script, engine)
+
+
+@pytest.mark.parametrize("full_first", [True, False])
+def test_the_rest_of_the_rows_is_read_though_the_client_does_not_read_when_the_stream_is_killed(
+    *, full_first: bool
+) -> None:
+    """The end of a killed connection, and the answer of an interrupted statement, come behind them."""
+    engine = OfferingEngine()
+
+    async def script(played: PlayedSession) -> None:
+        session = played.session
+        played.query(b"STREAM id FROM shop.m LIMIT 1 NOWAIT FOR UPDATE")
+        for answer in (CONTEXT, DEFINITION, OK, HEADER, LOCKED[:-1]):
+            await played.next_to_server()
+            session.server_sent(frame_rows(answer, 1)[0])
+        if full_first:
+            session.client_full()
+            assert not played.server.is_reading()
+        session.interrupt(INTERRUPTED)
+        if not full_first:
+            session.client_full()
+        assert played.server.is_reading()
+        session.server_sent(frame(REFUSED[0], len(LOCKED)))
+        await engine.answered.wait()
+        assert [set(keys) for keys in engine.answers] == [{7}]
+        played.query(b"SELECT 1")
+        assert await played.next_to_server() == b"\x03SELECT 1"  # The stream is over.
+        assert not played.server.is_reading()  # What follows is for the client again.
+        session.client_has_room()
+        assert played.server.is_reading()
 
     play(script, engine)
 
