@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from engine.model import TableId
 from engine.queue_table import QueueTable
-from engine.store.port import StoreError
 
-GATHER_S: Final = 0.05
+GATHER_S: Final = 0.01
 """Polls of this time are one statement. Each queue has a timer of its own."""
 POLLED_MAX: Final = 200
 """Queues in one statement: its text has 30 kB then."""
@@ -29,15 +28,15 @@ class Polls:
         unacknowledged: Callable[[Sequence[QueueTable]], Awaitable[frozenset[TableId]]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """`unacknowledged` returns those of the queues that have unacknowledged messages, or raises StoreError.
-        `spawn` runs a background task."""
+        """`unacknowledged` returns those of the queues that have unacknowledged messages. `spawn` runs a
+        background task."""
         self._unacknowledged = unacknowledged
         self._spawn = spawn
         self._waiting: list[_Waiting] = []
 
     async def is_empty(self, queue: QueueTable) -> bool:
-        """Whether the queue has no unacknowledged message. Raises StoreError, also if another queue is the
-        reason."""
+        """Whether the queue has no unacknowledged message. Raises what `unacknowledged` raises, also if another
+        queue is the reason."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bool] = loop.create_future()
         if not self._waiting:
@@ -53,7 +52,7 @@ class Polls:
     async def _poll(self, polled: Sequence[_Waiting]) -> None:
         try:
             found = await self._unacknowledged([queue for queue, _ in polled])
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001  # Each queue takes note of it, and is scanned.
             for _, answer in polled:
                 if not answer.done():  # Else its queue is gone.
                     answer.set_exception(error)

@@ -86,6 +86,7 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         if clear:
             self._protocol.data_received(clear)
         if ended:
+            self._protocol.eof_received()
             self._transport.close()
 
     def eof_received(self) -> bool | None:

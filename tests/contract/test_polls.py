@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from engine.model import TableId
+from engine.runtime.polls import POLLED_MAX
 from engine.store.port import StoreError
 from proxy.embedded.server import EmbeddedServer
 from tests.support.stores import ServerSubject, counted_store
@@ -34,6 +35,7 @@ def test_one_packet_shows_them_all(subject: ServerSubject) -> None:
         sent.clear()
         assert store.unacknowledged(list(named.values())).value == {named["b"].id}
         assert len(sent) == 1
+        assert store.unacknowledged([subject.table] * POLLED_MAX).value == frozenset()
         subject.execute("DROP TABLE c")
         with pytest.raises(StoreError):
             store.unacknowledged(list(named.values()))

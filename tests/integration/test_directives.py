@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.insides import vanish
 from tests.support.queues import create_queue, directives, enqueue, rows, run
+from tests.support.servers import connect
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
@@ -248,6 +249,25 @@ def test_the_table_is_polled_as_often_as_it_says_also_when_that_changes(
     change(connection, vt_poller_interval="0.02")
     before = proxy.metric("scans_total")
     eventually(lambda: proxy.metric("scans_total") > before + 20)
+
+
+@pytest.mark.parametrize("neighbour", ["empty", "locked"])
+def test_a_message_that_nothing_reports_is_found_by_a_poll_also_beside_a_locked_queue(
+    queue, server, proxy, database, consume, neighbour
+) -> None:
+    """Queues that were empty share a statement, which waits for the lock and then fails for all of them."""
+    create_queue(queue(vt_poller_interval="1"), "other", vt_poller_interval="1")
+    stream = consume(proxy.connect(database=database), "STREAM payload FROM m")
+    consume(proxy.connect(database=database), "STREAM payload FROM other")
+    with connect(server, database=database) as past, connect(server, database=database) as locker:
+        before = proxy.metric("scans_total")
+        eventually(lambda: proxy.metric("scans_total") > before + 4, what="polls of empty queues")
+        if neighbour == "locked":
+            run(locker, "LOCK TABLES other WRITE")
+        run(past, "SET SESSION sql_log_bin = 0")
+        enqueue(past, "m", ["unreported"])
+        eventually(lambda: stream.received == [("unreported",)])
+        run(locker, "UNLOCK TABLES")
 
 
 def test_the_bounds_of_the_wait_hold_for_the_next_delivery_after_they_changed(queue, change) -> None:

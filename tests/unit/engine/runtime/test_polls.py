@@ -7,6 +7,8 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from engine.model import TableId
 from engine.queue_table import QueueTable
 from engine.runtime.polls import POLLED_MAX, Polls
@@ -23,7 +25,7 @@ def queue(number: int) -> QueueTable:
 class Asked:
     """What the store was asked, and its answers: the queues of even numbers have messages."""
 
-    def __init__(self, error: StoreError | None = None) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.statements: list[int] = []
         self._error = error
 
@@ -63,8 +65,8 @@ def test_a_statement_has_a_bounded_number_of_queues() -> None:
     assert store.statements == [POLLED_MAX, POLLED_MAX, 2]
 
 
-def test_all_get_the_error_of_their_statement() -> None:
-    error = StoreError("no such table", code=1146)
+@pytest.mark.parametrize("error", [StoreError("no such table", code=1146), KeyError("a fault")])
+def test_all_get_the_error_of_their_statement(error: Exception) -> None:
     assert play(Asked(error), 3) == [error] * 3
 
 

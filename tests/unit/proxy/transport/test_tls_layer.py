@@ -50,11 +50,15 @@ class Leg(asyncio.Protocol):
     def __init__(self) -> None:
         self.received = bytearray()
         self.pieces = 0
+        self.ended = False
 
     def data_received(self, data: bytes) -> None:
         assert data
         self.received += data
         self.pieces += 1
+
+    def eof_received(self) -> None:
+        self.ended = True
 
 
 class End:
@@ -94,6 +98,20 @@ def exchange(one: End, other: End, size: int = 1 << 20) -> None:
     while one.socket.written or other.socket.written:
         other.give(one.take(), size)
         one.give(other.take(), size)
+
+
+@pytest.mark.parametrize("by", ["the socket", "close_notify"])
+def test_the_end_of_what_the_peer_sends_is_reported(ends: tuple[End, End], by: str) -> None:
+    client, proxy = ends
+    client.layer.start()
+    proxy.layer.start(client.take())
+    exchange(client, proxy)
+    if by == "the socket":
+        proxy.socket.protocol.eof_received()
+    else:
+        client.layer.close()
+        proxy.give(client.take(), 1 << 20)
+    assert proxy.leg.ended
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 1 << 20])
