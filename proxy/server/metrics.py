@@ -155,7 +155,7 @@ class ProcessMetrics(Collector):
                 "Messages that a claim did not get: locked, changed, or taken by another proxy",
                 counters.claimed_in_vain,
             ),
-            ("scans", "Scans of a table's index", counters.scans),
+            ("scans", "Scans of a table's index, polls of empty queues included", counters.scans),
             ("scanned", "Keys that scans have read", counters.scanned),
             ("ack_batches", "Transactions with the acknowledgements of several clients", counters.ack_batches),
             ("acks_gathered", "Acknowledgements in transactions with those of several clients", counters.acks_gathered),
