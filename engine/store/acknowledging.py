@@ -19,6 +19,7 @@ from engine.model import Key
 from engine.packets import text_values
 from engine.queue_table import QueueTable
 from engine.store.acks import Ack, shares
+from engine.store.begun import OnePacket
 from engine.store.claiming import WAITED_S
 from engine.store.connection import Begun, Result, StoreConnection
 from engine.store.information_schema import now_ns
@@ -37,15 +38,15 @@ Counts = Sequence[int | None]
 """The affected rows of each ACK; None: it is left out."""
 
 
-class AckBatch:
+class AckBatch(OnePacket):
     """ACKs that are carried out in one transaction."""
 
     def __init__(self, table: QueueTable, acks: Sequence[Ack]) -> None:
+        super().__init__()
         self._sql = statements_of(table)
         self._acks = acks
         self._ids = {ack.key: None for ack in acks}
         self._in_one_packet = all(ack.epoch is None for ack in acks)
-        self._sent: Begun | Exception | None = None
         self._sent_s = 0.0
 
     @property
@@ -53,9 +54,12 @@ class AckBatch:
         """Whether all is in one packet, which can be sent without waiting."""
         return self._in_one_packet and len(self._acks) <= SHORT_MAX
 
-    def send(self, connection: StoreConnection) -> Begun | None:
-        """Send the only packet. `run` reads the replies, or raises the error. Returns None after an error, and
-        never raises."""
+    def run(self, connection: StoreConnection) -> Timed[Counts]:
+        """Carry it out. Raises StoreError if certainly nothing was done, and else AckUnknownError."""
+        counted = self._at_once(connection) if self._in_one_packet else None
+        return counted or self._in_two_packets(connection)
+
+    def _write(self, connection: StoreConnection) -> Begun:
         statements = [
             statement("writable"),
             statement("now"),
@@ -65,26 +69,14 @@ class AckBatch:
             statement("commit"),
         ]
         self._sent_s = time.monotonic()
-        try:
-            self._sent = connection.begin(statements)
-        except Exception as error:  # noqa: BLE001  # `run` raises it.
-            self._sent = error
-            return None
-        return self._sent
+        return connection.begin(statements)
 
-    def run(self, connection: StoreConnection) -> Timed[Counts]:
-        """Carry it out. Raises StoreError if certainly nothing was done, and else AckUnknownError."""
-        if self._sent is None and self._in_one_packet:
-            self.send(connection)
-        counted = None if self._sent is None else self._at_once(connection, self._sent)
-        return counted or self._in_two_packets(connection)
-
-    def _at_once(self, connection: StoreConnection, sent: Begun | Exception) -> Timed[Counts] | None:
+    def _at_once(self, connection: StoreConnection) -> Timed[Counts] | None:
         """None: the server has refused a statement, and nothing was done."""
-        if isinstance(sent, StoreError):
-            raise AckUnknownError(str(sent), code=sent.code) from sent
-        if isinstance(sent, Exception):
-            raise sent
+        try:
+            sent = self.begun(connection)
+        except StoreError as error:
+            raise AckUnknownError(str(error), code=error.code) from error
         results: list[Result] = []
         try:
             for result in connection.results(sent):

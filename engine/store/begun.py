@@ -7,6 +7,7 @@ the connection is lost, or the replies are large, `finish` may wait for the serv
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -65,6 +66,36 @@ class Replies:
             self._statements = 0 if failed else self._statements - 1
         else:
             self._behind -= 1
+
+
+class OnePacket(ABC):
+    """A call whose statements are one packet. The event loop may send it, and a thread read the replies."""
+
+    def __init__(self) -> None:
+        self._sent: Begun | Exception | None = None
+
+    def send(self, connection: StoreConnection) -> Begun | None:
+        """Send the packet. `begun` raises the error if there is one. Returns None after an error, and never
+        raises."""
+        try:
+            self._sent = self._write(connection)
+        except Exception as error:  # noqa: BLE001  # `begun` raises it.
+            self._sent = error
+            return None
+        return self._sent
+
+    def begun(self, connection: StoreConnection) -> Begun:
+        """What was sent. Sends it now if `send` has not been called. Raises the error of the sending."""
+        if self._sent is None:
+            self.send(connection)
+        if isinstance(self._sent, Exception):
+            raise self._sent
+        assert self._sent is not None
+        return self._sent
+
+    @abstractmethod
+    def _write(self, connection: StoreConnection) -> Begun:
+        """Write the packet. Raises StoreError."""
 
 
 class ConnectionCall(Generic[T]):

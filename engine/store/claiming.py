@@ -29,6 +29,7 @@ from engine.model import (
 )
 from engine.queue_table import QueueTable
 from engine.store.batches import Batches, set_aside
+from engine.store.begun import OnePacket
 from engine.store.claim_limits import ClaimLimits
 from engine.store.claim_plan import choose
 from engine.store.connection import OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection
@@ -122,7 +123,7 @@ class Claim:
         return self.fetch.read_behind(connection, self.fetch.send_behind(connection, writes))
 
 
-class ClaimOfOne:
+class ClaimOfOne(OnePacket):
     """A claim of one message, and the reading of its row, in one packet."""
 
     @staticmethod
@@ -138,40 +139,32 @@ class ClaimOfOne:
         return short_key and sum(map(len, row_format.columns)) <= SHORT_COLUMNS_MAX
 
     def __init__(self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf) -> None:
+        super().__init__()
         self.fetch = fetch_of({want.key: Delivery(want.epoch + 1, 0)})
         self._table, self._want, self._slot = table, want, slot
         self._sql = statements_of(table)
         self._claims: tuple[Claimed, ...] = ()
         self._now_ns = 0
-        self._sent: SentBehind | Exception | None = None
+        self._behind: SentBehind | None = None
         self._sent_s = 0.0
-
-    def send(self, connection: StoreConnection) -> Begun | None:
-        """Send the packet. `run` reads the replies, or raises the error. Returns None after an error, and
-        never raises."""
-        self._sent_s = time.monotonic()
-        try:
-            self._sent = self.fetch.send_behind(connection, self._statements)
-        except Exception as error:  # noqa: BLE001  # `run` raises it.
-            self._sent = error
-            return None
-        return self._sent.begun
 
     def run(self, connection: StoreConnection) -> Timed[ClaimResult] | None:
         """Carry it out. None: the server has refused a statement, and nothing was done. Usually another
         transaction has locked the row. Raises StoreError if the connection broke, or the table was locked."""
-        if self._sent is None:
-            self.send(connection)
         try:
-            if isinstance(self._sent, Exception):
-                raise self._sent
-            assert self._sent is not None
-            rows = self.fetch.read_behind(connection, self._sent, self._deliveries)
+            self.begun(connection)
+            assert self._behind is not None
+            rows = self.fetch.read_behind(connection, self._behind, self._deliveries)
         except StoreError as error:
             if connection.broken or (error.waited and time.monotonic() - self._sent_s > WAITED_S):
                 raise
             return None  # The reset has rolled back.
         return Timed(ClaimResult(self._claims, rows if self._claims else None), self._now_ns)
+
+    def _write(self, connection: StoreConnection) -> Begun:
+        self._sent_s = time.monotonic()
+        self._behind = self.fetch.send_behind(connection, self._statements)
+        return self._behind.begun
 
     @property
     def _statements(self) -> list[str]:

@@ -52,7 +52,7 @@ from engine.quoting import quoted, text_literal
 from engine.store.acknowledging import AckBatch
 from engine.store.acks import Ack
 from engine.store.batches import Batches
-from engine.store.begun import ConnectionCall
+from engine.store.begun import ConnectionCall, OnePacket
 from engine.store.claim_limits import ClaimLimits
 from engine.store.claiming import Claim, ClaimOfOne, FetchOf
 from engine.store.connection import Result, StoreConnection
@@ -325,7 +325,7 @@ class MySQLStore:
         fetch_of = None if row_format is None else partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
         if fetch_of is not None and ClaimOfOne.serves(table, wanted):
             with self._pool.connection() as connection:
-                result = self._claim_one(connection, table, ClaimOfOne(table, wanted[0], slot, fetch_of))
+                result = self._claim_one(table, ClaimOfOne(table, wanted[0], slot, fetch_of), connection)
             if result is not None:
                 return result
         return self._claim_any(table, wanted, slot, fetch_of)
@@ -349,13 +349,7 @@ class MySQLStore:
             return None
         fetch_of = partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
         claim = ClaimOfOne(table, wanted[0], slot, fetch_of)
-        begun = claim.send(connection)
-
-        def finish() -> Timed[ClaimResult] | None:
-            with self._pool.lent(connection):
-                return self._claim_one(connection, table, claim)
-
-        return ConnectionCall(connection, begun, finish)
+        return self._begin(connection, claim, partial(self._claim_one, table, claim))
 
     def _claim_any(
         self, table: QueueTable, wanted: Sequence[Wanted], slot: int, fetch_of: FetchOf | None
@@ -415,13 +409,7 @@ class MySQLStore:
         lookup = UnlockedLookup(table, keys)
         if not lookup.is_short or (connection := self._pool.ready()) is None:
             return None
-        begun = lookup.send(connection)
-
-        def finish() -> Timed[frozenset[Key]]:
-            with self._pool.lent(connection):
-                return lookup.run(connection)
-
-        return ConnectionCall(connection, begun, finish)
+        return self._begin(connection, lookup, lookup.run)
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Release claims. Returns the number of rows whose claim still was ours."""
@@ -451,13 +439,7 @@ class MySQLStore:
         batch = AckBatch(table, acks)
         if not batch.is_short or (connection := self._pool.ready(origin)) is None:
             return None
-        begun = batch.send(connection)
-
-        def finish() -> Timed[Sequence[int | None]]:
-            with self._pool.lent(connection):
-                return batch.run(connection)
-
-        return ConnectionCall(connection, begun, finish)
+        return self._begin(connection, batch, batch.run)
 
     def check_batches(self, table: QueueTable, check: BatchCheck) -> Timed[BatchesChecked]:
         """Compare follow-ups with their batches: fire what is done, set aside what waits."""
@@ -514,8 +496,20 @@ class MySQLStore:
         self._claim_s.put(table.id, time.monotonic() - began_s)
         return result
 
+    def _begin(
+        self, connection: StoreConnection, packet: OnePacket, run: Callable[[StoreConnection], Timed[T] | None]
+    ) -> ConnectionCall[T]:
+        """Send the packet on a connection that the pool has lent. `run` reads its replies."""
+        begun = packet.send(connection)
+
+        def finish() -> Timed[T] | None:
+            with self._pool.lent(connection):
+                return run(connection)
+
+        return ConnectionCall(connection, begun, finish)
+
     def _claim_one(
-        self, connection: StoreConnection, table: QueueTable, claim: ClaimOfOne
+        self, table: QueueTable, claim: ClaimOfOne, connection: StoreConnection
     ) -> Timed[ClaimResult] | None:
         result = claim.run(connection)
         if result is not None and result.value.claims:

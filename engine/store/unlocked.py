@@ -11,6 +11,7 @@ from typing import Final
 from engine.model import Key
 from engine.packets import text_values
 from engine.queue_table import QueueTable
+from engine.store.begun import OnePacket
 from engine.store.connection import Begun, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
@@ -20,36 +21,24 @@ SHORT_CHARS: Final = 8_000
 """Of statements in a packet that certainly fits into an empty send buffer, which has 16 kB on Linux."""
 
 
-class UnlockedLookup:
+class UnlockedLookup(OnePacket):
     """The lookup of messages that exist, are unacknowledged, and are locked by no other transaction."""
 
     def __init__(self, table: QueueTable, keys: Sequence[Key]) -> None:
+        super().__init__()
         self._sql = statements_of(table)
         self._statements = [statement("now"), *self._sql.for_ids("lookup_unlocked", keys)]
-        self._sent: Begun | Exception | None = None
 
     @property
     def is_short(self) -> bool:
         """Whether the packet can be sent without waiting."""
         return sum(map(len, self._statements)) <= SHORT_CHARS
 
-    def send(self, connection: StoreConnection) -> Begun | None:
-        """Send the packet. `run` reads the replies, or raises the error. Returns None after an error, and
-        never raises."""
-        try:
-            self._sent = connection.begin(self._statements)
-        except Exception as error:  # noqa: BLE001  # `run` raises it.
-            self._sent = error
-            return None
-        return self._sent
-
     def run(self, connection: StoreConnection) -> Timed[frozenset[Key]]:
         """The keys of these messages. Raises StoreError."""
-        if self._sent is None:
-            self.send(connection)
-        if isinstance(self._sent, Exception):
-            raise self._sent
-        assert self._sent is not None
-        now, *found = connection.results(self._sent)
+        now, *found = connection.results(self.begun(connection))
         ids = (id_ for result in found for row in result.rows if (id_ := text_values(row)[0]) is not None)
         return Timed(frozenset(map(self._sql.key, ids)), now_ns(now))
+
+    def _write(self, connection: StoreConnection) -> Begun:
+        return connection.begin(self._statements)
