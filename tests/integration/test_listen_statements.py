@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from proxy.embedded.server import EmbeddedServer
 from proxy.wire.commands import COM_STMT_PREPARE
 from tests.support import insides
-from tests.support.proxies import RunningProxy, environment
+from tests.support.proxies import RunningProxy, proxies_of
 from tests.support.queues import Consumer, create_queue, enqueue, rows, run
 from tests.support.waiting import eventually
 
@@ -26,19 +27,8 @@ AT_ANY_PORT = ("--listen-statements", "127.0.0.1:0")
 @pytest.fixture
 def begin(server: EmbeddedServer, tmp_path: Path) -> Iterator[Any]:
     """Begin a proxy with such an address, and these options and settings."""
-    started: list[RunningProxy] = []
-
-    def begin(*options: str, **settings: str) -> RunningProxy:
-        proxy = RunningProxy(server, tmp_path / f"proxy-{len(started)}.log", [*AT_ANY_PORT, *options])
-        with environment(**{f"ACKSTREAM_{name.upper()}": value for name, value in settings.items()}):
-            proxy.start()
-        started.append(proxy)
-        return proxy
-
-    yield begin
-    for proxy in started:
-        proxy.stop()
-        assert "Traceback" not in proxy.output, proxy.output
+    with proxies_of(tmp_path) as start:
+        yield partial(start, server, *AT_ANY_PORT)
 
 
 def apart(proxy: RunningProxy, database: str | None = None) -> Any:

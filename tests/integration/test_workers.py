@@ -15,7 +15,7 @@ import pytest
 
 from proxy.embedded.server import EmbeddedServer
 from tests.support.prepared import ForkedProxy
-from tests.support.proxies import READY, RunningProxy, environment
+from tests.support.proxies import READY, RunningProxy, proxies_of
 from tests.support.queues import Consumer, create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
@@ -68,19 +68,12 @@ def has_ended(pid: int) -> bool:
 @pytest.fixture
 def serve(server: EmbeddedServer, tmp_path: Path) -> Iterator[Serve]:
     """Begin a proxy with so many workers and these settings."""
-    started: list[RunningProxy] = []
+    with proxies_of(tmp_path) as start:
 
-    def begin(count: int = 2, *options: str, server: EmbeddedServer = server, **settings: str) -> RunningProxy:
-        proxy = RunningProxy(server, tmp_path / f"proxy-{len(started)}.log", ["--workers", str(count), *options])
-        with environment(**{f"ACKSTREAM_{name.upper()}": value for name, value in settings.items()}):
-            proxy.start()
-        started.append(proxy)
-        return proxy
+        def begin(count: int = 2, *options: str, server: EmbeddedServer = server, **settings: str) -> RunningProxy:
+            return start(server, "--workers", str(count), *options, **settings)
 
-    yield begin
-    for proxy in started:
-        proxy.stop()
-        assert "Traceback" not in proxy.output, proxy.output
+        yield begin
 
 
 def connections(proxy: RunningProxy, database: str, count: int) -> list[Any]:

@@ -6,12 +6,13 @@ It prints a ready line with its address. It ends with the test process, however 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,18 @@ def running_proxy(
         assert not check or "Traceback" not in proxy.output, proxy.output
     finally:
         proxy.stop()
+
+
+@contextlib.contextmanager
+def proxies_of(folder: Path) -> Iterator[Callable[..., RunningProxy]]:
+    """What starts proxies: `start(server, *options, **settings)`. They are gone behind the block; no exception in
+    their logs, which are in this folder."""
+    numbers = itertools.count()
+    with contextlib.ExitStack() as started:
+
+        def start(server: EmbeddedServer, *options: str, **settings: str) -> RunningProxy:
+            with environment(**{f"ACKSTREAM_{name.upper()}": value for name, value in settings.items()}):
+                log = folder / f"proxy-{next(numbers)}.log"
+                return started.enter_context(running_proxy(server, log, options))
+
+        yield start
