@@ -19,35 +19,18 @@ handed out, and the dispatcher says which groups can use more.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, islice
 
-from engine.dispatch.effects import Effect, Poll, Scan, ScanGroups
+from engine.dispatch.effects import Effect, Poll, Scan
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
+from engine.dispatch.group_scanning import GroupScanning
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.scan_state import ScanState
+from engine.dispatch.scans_under_way import ScansUnderWay, ScanUnderWay
 from engine.dispatch.time_order import place_of
 from engine.dispatch.visibility import AwaitingVisibility
 from engine.model import ANYTHING, Entry, GroupScanResult, Key, Portion, Range, Return, ScanResult, Share
 from engine.queue_table import Policy
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A scan under way: its group, and the part of the table and the portion of the messages that it
-    reads."""
-
-    group: FilterGroup
-    part: Range | None
-    portion: Portion | None
-    share: Share | None
-    """The own share when it was started."""
-    limit: int
-    """How many due messages it reads."""
-    over: set[Key] = field(default_factory=set)
-    """Messages of which a statement here reported since it was started that they are acknowledged or deleted:
-    it may have read them before. Those that something shows again are taken out."""
 
 
 class ScanScheduler:
@@ -58,9 +41,8 @@ class ScanScheduler:
         self._policy = policy
         self._limits = limits
         self._numbers = numbers
-        self._running: dict[int, _Running] = {}
-        self._by_group: dict[int, _Running] = {}
-        """The group scans under way."""
+        self._running = ScansUnderWay(limits.over_max)
+        self._group_scans = GroupScanning(policy, limits, numbers)
         self._awaiting = AwaitingVisibility(limits.window_max)
         self._share: Share | None = None
         self._is_empty = False
@@ -71,7 +53,7 @@ class ScanScheduler:
     @property
     def under_way(self) -> bool:
         """Whether a scan or a poll is under way."""
-        return bool(self._running or self._by_group or self._poll_begun_ns is not None)
+        return bool(self._running or self._group_scans.running or self._poll_begun_ns is not None)
 
     @property
     def rescan_ns(self) -> int | None:
@@ -92,7 +74,7 @@ class ScanScheduler:
             times.append(now.until(scans.due_again_ns))
         if scans.dirty:
             times.append(scans.begun_ns + self._limits.rescan_pause_ns)
-        if self._finds_groups(group):
+        if self._group_scans.serves(group):
             times.append(scans.by_group.next_ns())
         return times
 
@@ -154,7 +136,7 @@ class ScanScheduler:
             awaited = due
             if due and at_front and scans.started and not scans.dirty and scans.covers(entry):
                 scans.buffer.put(entry, now)  # No other message can be due before it: it needs no scan.
-            elif due and at_front and (scans.reaches(entry) or self._overtakes(group, entry)):
+            elif due and at_front and (scans.reaches(entry) or self._group_scans.overtakes(group, entry, self._most)):
                 scans.put_logged(entry, before, self._limits.window_max, now)
             elif due:
                 scans.expect(entry, before, self._limits.window_max)
@@ -329,16 +311,13 @@ class ScanScheduler:
         """A statement has just acknowledged or deleted these messages: scans under way may still show them.
         Reports of the binary log may be older than such a scan, so they are not among these."""
         self.forget(keys)
-        for running in self._all_running():  # Beyond the bound, a few claims miss.
-            running.over.update(islice(keys, max(0, self._limits.over_max - len(running.over))))
-
-    def _all_running(self) -> Iterable[_Running]:
-        return chain(self._running.values(), self._by_group.values())
+        self._running.settled(keys)
+        self._group_scans.running.settled(keys)
 
     def _shown_again(self, key: Key) -> None:
         """This message is there. It may have been over before, and a scan under way is to show it."""
-        for running in self._all_running():
-            running.over.discard(key)
+        self._running.shown_again(key)
+        self._group_scans.running.shown_again(key)
 
     def keep_own(self, keys: Iterable[Key], now: Instant) -> list[Key]:
         """These messages were inserted. Leaves those of other shares to their proxies, and returns
@@ -445,7 +424,8 @@ class ScanScheduler:
             at_ns = self._others_scan_ns(group, now)
             if at_ns is not None and at_ns <= now.mono_ns and len(self._running) < self._limits.scans_max:
                 scans.append(self._start_others_scan(group, now))
-        scans += [scan for group in groups if (scan := self._start_group_scan(group, now, unavailable))]
+        by_group = (self._group_scans.start(group, now, self._most, unavailable) for group in groups)
+        scans += [scan for scan in by_group if scan is not None]
         return scans
 
     def scan_answered(
@@ -458,7 +438,7 @@ class ScanScheduler:
     ) -> None:
         """A scan came back. `taken_among`: which of these messages are being claimed or dead-lettered.
         `outdated_among`: those whose rows, as this scan shows them, are older than their leases."""
-        running = self._running.pop(scan_id)
+        running = self._running.finish(scan_id)
         scans = running.group.scans
         outdated = outdated_among(result.entries, scan_id) | running.over
         if running.over and any(entry.key in running.over for entry in result.entries):
@@ -510,12 +490,12 @@ class ScanScheduler:
         scans.adapt_limit(self._limits.scan_min, self._most_for(group))
         if scans.position is not None and scans.buffer.missed_count > self._limits.window_max:
             scans.reset_to_front()  # A full scan shows which of them are there.
-        at_front = scans.position is None and not self._finds_groups(group)
+        at_front = scans.position is None and not self._group_scans.serves(group)
         scans.widens = at_front and scans.buffer.more and scans.limit > before
 
     def scan_failed(self, now: Instant, scan_id: int) -> FilterGroup:
         """A scan failed. Returns its group."""
-        running = self._running.pop(scan_id)
+        running = self._running.finish(scan_id)
         group = running.group
         if running.portion is not None and running.portion.others:
             group.scans.others.scan_failed(now)
@@ -561,7 +541,7 @@ class ScanScheduler:
 
     def set_policy(self, policy: Policy) -> None:
         """The table's comment changed."""
-        self._policy = policy
+        self._policy = self._group_scans.policy = policy
         self.request_scans()
 
     def _start_scan(self, group: FilterGroup, now: Instant, unavailable: int) -> Scan:
@@ -586,7 +566,7 @@ class ScanScheduler:
         limit = scans.limit + scans.buffer.missed_count + unavailable
         if peeks:
             limit -= scans.limit - self._limits.scan_min
-        self._running[scan_id] = _Running(group, part, portion, share, limit)
+        self._running.start(scan_id, ScanUnderWay(group, part, portion, share, limit))
         return Scan(scan_id, group.selection, limit, part, portion)
 
     def _start_others_scan(self, group: FilterGroup, now: Instant) -> Scan:
@@ -594,24 +574,10 @@ class ScanScheduler:
         portion, part = scans.others.start_scan(now, self._policy.poller_interval_ns)
         scan_id = next(self._numbers)
         limit = scans.others.limit + scans.buffer.missed_count
-        self._running[scan_id] = _Running(group, part, portion, portion.share, limit)
+        self._running.start(scan_id, ScanUnderWay(group, part, portion, portion.share, limit))
         return Scan(scan_id, group.selection, limit, part, portion)
 
-    # Message groups.
-
-    def _finds_groups(self, group: FilterGroup) -> bool:
-        """Whether group scans can find messages for a filter group."""
-        return self._policy.groups_indexed and group.selection == ANYTHING and group.scans.buffer.order is not None
-
-    def _overtakes(self, group: FilterGroup, entry: Entry) -> bool:
-        """Whether the buffer of a queue with message groups may get a due message, though messages are due
-        before it that were not read. Its group has none of them, as far as is known."""
-        scans = group.scans
-        if scans.buffer.order is None or not self._finds_groups(group) or len(scans.buffer) >= 3 * self._most:
-            return False
-        return scans.by_group.priority == entry.priority and scans.by_group.is_wanted(entry, scans.buffer.order)
-
-    def _note_reach(self, running: _Running, result: ScanResult, now: Instant) -> None:
+    def _note_reach(self, running: ScanUnderWay, result: ScanResult, now: Instant) -> None:
         """A scan came back that replaces the buffer."""
         scans = running.group.scans
         if running.portion is None and running.group.selection == ANYTHING:
@@ -620,44 +586,19 @@ class ScanScheduler:
         scans.reach = place_of(shown[-1]) if shown else None
         if not shown or scans.buffer.order is None:
             scans.by_group.all_shown()
-        elif self._finds_groups(running.group):
+        elif self._group_scans.serves(running.group):
             scans.by_group.cut_off(shown[-1].priority, shown, now)
-
-    def _start_group_scan(self, group: FilterGroup, now: Instant, unavailable: int) -> ScanGroups | None:
-        scans = group.scans
-        if not self._finds_groups(group):
-            return None
-        request = scans.by_group.start(now, scans.buffer, self._most, unavailable)
-        if request is None:
-            return None
-        scan_id, share = next(self._numbers), scans.others.share
-        portion = None if share is None else Portion(share)
-        self._by_group[scan_id] = _Running(group, None, portion, share, 0)
-        return ScanGroups(scan_id, request, portion)
 
     def group_scan_answered(
         self, now: Instant, scan_id: int, result: GroupScanResult, is_unwanted: Callable[[Entry], bool]
     ) -> None:
-        """A group scan came back. `is_unwanted`: whether a message is taken, or a row shows an older
-        state than its lease."""
-        running = self._by_group.pop(scan_id)
-        scans = running.group.scans
-        buffer, by_group, most = scans.buffer, scans.by_group, 3 * self._most
+        """A group scan came back. `is_unwanted` as in `GroupScanning.answered`."""
         self._awaiting.stop_awaiting(entry.key for entry in (*result.entries, *result.arrivals))
-        by_group.answered(result, now)
-        if buffer.order is None:
-            return
-        arrivals = [entry for entry in result.arrivals if by_group.is_wanted(entry, buffer.order)]
-        for entry in (*result.entries, *arrivals):
-            if len(buffer) >= most:
-                break
-            known = buffer.knows(entry) or entry.key in scans.others or entry.key in running.over
-            if not (known or is_unwanted(entry)):
-                buffer.put(entry, now)
+        self._group_scans.answered(now, scan_id, result, self._most, is_unwanted)
 
     def group_scan_failed(self, now: Instant, scan_id: int) -> None:
         """A group scan failed."""
-        self._by_group.pop(scan_id).group.scans.by_group.failed(now)
+        self._group_scans.failed(now, scan_id)
 
     def _others_answered(
         self, scans: ScanState, now: Instant, result: ScanResult, most: int, unwanted: Callable[[Entry], bool]

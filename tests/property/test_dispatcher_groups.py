@@ -109,7 +109,7 @@ class GroupedPlay(Play):
             order = group.scans.buffer.order
             assert order is None or order.size <= 3 * group.scans.buffer.ready + 200
             assert group.scans.by_group.deep <= LIMITS.deep_max
-        under_way = Counter(id(running.group) for running in parts.scans._by_group.values())
+        under_way = Counter(id(running.group) for running in parts.scans._group_scans.running)
         assert max(under_way.values(), default=0) <= 1, "two group scans at a time"
 
     @invariant()

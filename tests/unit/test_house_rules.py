@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,9 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("proxy", "sqlrewrite", "engine", "pipeline")
 PYTHON_FOLDERS = (*PACKAGES, "tests", "demo", "bench")
 TEXT_SUFFIXES = {"", ".cfg", ".ini", ".md", ".py", ".sh", ".sql", ".toml", ".txt", ".yaml", ".yml"}
+
+DOTTED_NAME = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)+)`")
+FILE_ENDINGS = (".md", ".py", ".sql", ".toml")
 
 FUNCTION_LINES_MAX = 70
 ALLOWED: dict[str, int] = {}
@@ -315,6 +320,37 @@ def test_every_module_of_the_engine_is_pure_but_for_the_shell(library: list[Modu
     assert names - covered == ENGINE_SHELL
     folders = {name.rpartition(".")[0] for name in names}
     assert {name for name in pure if name.startswith("engine.")} <= names | folders
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """The names that code binds: functions, classes, variables, attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def members(modules: list[Module]) -> dict[str, set[str]]:
+    """What the folders, modules and classes of these modules contain, by their bare names."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for module in modules:
+        parts = Path(module.place).with_suffix("").parts
+        for folder, inside in pairwise(parts):
+            found[folder].add(inside)
+        found[parts[-1]].update(defined(module.tree))
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].update(defined(node))
+    return found
+
+
+def test_what_architecture_names_exists(library: list[Module], texts: dict[str, str]) -> None:
+    contained = members(library)
+    named = [name for name in DOTTED_NAME.findall(texts["ARCHITECTURE.md"]) if not name.endswith(FILE_ENDINGS)]
+    assert len(named) > 50
+    missing = [name for name in named if any(part not in contained[owner] for owner, part in pairwise(name.split(".")))]
+    assert missing == []
 
 
 def test_unit_tests_lie_in_the_folders_of_what_they_test() -> None:

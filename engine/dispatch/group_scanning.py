@@ -1,0 +1,76 @@
+"""The group scans of one table: which filter groups are scanned by message group, and what their results add to
+the read-ahead buffers. `GroupScans` decides for each filter group what the next one reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from engine.dispatch.effects import ScanGroups
+from engine.dispatch.filter_groups import FilterGroup
+from engine.dispatch.instant import Instant
+from engine.dispatch.limits import Limits
+from engine.dispatch.scans_under_way import ScansUnderWay, ScanUnderWay
+from engine.model import ANYTHING, Entry, GroupScanResult, Portion
+from engine.queue_table import Policy
+
+BUFFERED = 3
+"""A buffer that group scans fill holds so many times the window at most: what the scans in the order of time have
+read stays in it."""
+
+
+class GroupScanning:
+    """The group scans of one table. `window` is how many messages scans in the order of time read ahead for a
+    filter group at most."""
+
+    def __init__(self, policy: Policy, limits: Limits, numbers: Iterator[int]) -> None:
+        self.policy = policy
+        self.running = ScansUnderWay(limits.over_max)
+        self._numbers = numbers
+
+    def serves(self, group: FilterGroup) -> bool:
+        """Whether group scans can find messages for a filter group."""
+        return self.policy.groups_indexed and group.selection == ANYTHING and group.scans.buffer.order is not None
+
+    def overtakes(self, group: FilterGroup, entry: Entry, window: int) -> bool:
+        """Whether the buffer of a queue with message groups may get a due message, though messages are due
+        before it that were not read. Its group has none of them, as far as is known."""
+        scans = group.scans
+        if scans.buffer.order is None or not self.serves(group) or len(scans.buffer) >= BUFFERED * window:
+            return False
+        return scans.by_group.priority == entry.priority and scans.by_group.is_wanted(entry, scans.buffer.order)
+
+    def start(self, group: FilterGroup, now: Instant, window: int, unavailable: int) -> ScanGroups | None:
+        """The group scan that is due for a filter group. `unavailable` as in `ScanScheduler.start_scans`."""
+        scans = group.scans
+        if not self.serves(group):
+            return None
+        request = scans.by_group.start(now, scans.buffer, window, unavailable)
+        if request is None:
+            return None
+        scan_id, share = next(self._numbers), scans.others.share
+        portion = None if share is None else Portion(share)
+        self.running.start(scan_id, ScanUnderWay(group, None, portion, share, 0))
+        return ScanGroups(scan_id, request, portion)
+
+    def answered(
+        self, now: Instant, scan_id: int, result: GroupScanResult, window: int, is_unwanted: Callable[[Entry], bool]
+    ) -> None:
+        """A group scan came back. `is_unwanted`: whether a message is taken, or a row shows an older
+        state than its lease."""
+        scan = self.running.finish(scan_id)
+        scans = scan.group.scans
+        buffer, by_group = scans.buffer, scans.by_group
+        by_group.answered(result, now)
+        if buffer.order is None:
+            return
+        arrivals = [entry for entry in result.arrivals if by_group.is_wanted(entry, buffer.order)]
+        for entry in (*result.entries, *arrivals):
+            if len(buffer) >= BUFFERED * window:
+                break
+            known = buffer.knows(entry) or entry.key in scans.others or entry.key in scan.over
+            if not (known or is_unwanted(entry)):
+                buffer.put(entry, now)
+
+    def failed(self, now: Instant, scan_id: int) -> None:
+        """A group scan failed."""
+        self.running.finish(scan_id).group.scans.by_group.failed(now)
