@@ -19,32 +19,34 @@ read stays in it."""
 
 
 class GroupScanning:
-    """The group scans of one table. `window` is how many messages scans in the order of time read ahead for a
-    filter group at most."""
+    """The group scans of one table."""
 
-    def __init__(self, policy: Policy, limits: Limits, numbers: Iterator[int]) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy, limits: Limits, numbers: Iterator[int], window: Callable[[], int]) -> None:
+        """`window`: how many messages scans in the order of time read ahead for a filter group at most."""
+        self._policy = policy
         self.running = ScansUnderWay(limits.over_max)
         self._numbers = numbers
+        self._window = window
 
     def serves(self, group: FilterGroup) -> bool:
         """Whether group scans can find messages for a filter group."""
-        return self.policy.groups_indexed and group.selection == ANYTHING and group.scans.buffer.order is not None
+        return self._policy.groups_indexed and group.selection == ANYTHING and group.scans.buffer.order is not None
 
-    def overtakes(self, group: FilterGroup, entry: Entry, window: int) -> bool:
+    def overtakes(self, group: FilterGroup, entry: Entry) -> bool:
         """Whether the buffer of a queue with message groups may get a due message, though messages are due
         before it that were not read. Its group has none of them, as far as is known."""
         scans = group.scans
-        if scans.buffer.order is None or not self.serves(group) or len(scans.buffer) >= BUFFERED * window:
+        order = scans.buffer.order
+        if order is None or not self.serves(group) or len(scans.buffer) >= BUFFERED * self._window():
             return False
-        return scans.by_group.priority == entry.priority and scans.by_group.is_wanted(entry, scans.buffer.order)
+        return scans.by_group.priority == entry.priority and scans.by_group.is_wanted(entry, order)
 
-    def start(self, group: FilterGroup, now: Instant, window: int, unavailable: int) -> ScanGroups | None:
+    def start(self, group: FilterGroup, now: Instant, unavailable: int) -> ScanGroups | None:
         """The group scan that is due for a filter group. `unavailable` as in `ScanScheduler.start_scans`."""
         scans = group.scans
         if not self.serves(group):
             return None
-        request = scans.by_group.start(now, scans.buffer, window, unavailable)
+        request = scans.by_group.start(now, scans.buffer, self._window(), unavailable)
         if request is None:
             return None
         scan_id, share = next(self._numbers), scans.others.share
@@ -53,19 +55,19 @@ class GroupScanning:
         return ScanGroups(scan_id, request, portion)
 
     def answered(
-        self, now: Instant, scan_id: int, result: GroupScanResult, window: int, is_unwanted: Callable[[Entry], bool]
+        self, now: Instant, scan_id: int, result: GroupScanResult, is_unwanted: Callable[[Entry], bool]
     ) -> None:
         """A group scan came back. `is_unwanted`: whether a message is taken, or a row shows an older
         state than its lease."""
         scan = self.running.finish(scan_id)
         scans = scan.group.scans
-        buffer, by_group = scans.buffer, scans.by_group
+        buffer, by_group, most = scans.buffer, scans.by_group, BUFFERED * self._window()
         by_group.answered(result, now)
         if buffer.order is None:
             return
         arrivals = [entry for entry in result.arrivals if by_group.is_wanted(entry, buffer.order)]
         for entry in (*result.entries, *arrivals):
-            if len(buffer) >= BUFFERED * window:
+            if len(buffer) >= most:
                 break
             known = buffer.knows(entry) or entry.key in scans.others or entry.key in scan.over
             if not (known or is_unwanted(entry)):
@@ -74,3 +76,7 @@ class GroupScanning:
     def failed(self, now: Instant, scan_id: int) -> None:
         """A group scan failed."""
         self.running.finish(scan_id).group.scans.by_group.failed(now)
+
+    def set_policy(self, policy: Policy) -> None:
+        """The table's comment changed."""
+        self._policy = policy

@@ -42,7 +42,7 @@ class ScanScheduler:
         self._limits = limits
         self._numbers = numbers
         self._running = ScansUnderWay(limits.over_max)
-        self._group_scans = GroupScanning(policy, limits, numbers)
+        self._group_scans = GroupScanning(policy, limits, numbers, lambda: self._most)
         self._awaiting = AwaitingVisibility(limits.window_max)
         self._share: Share | None = None
         self._is_empty = False
@@ -136,7 +136,7 @@ class ScanScheduler:
             awaited = due
             if due and at_front and scans.started and not scans.dirty and scans.covers(entry):
                 scans.buffer.put(entry, now)  # No other message can be due before it: it needs no scan.
-            elif due and at_front and (scans.reaches(entry) or self._group_scans.overtakes(group, entry, self._most)):
+            elif due and at_front and (scans.reaches(entry) or self._group_scans.overtakes(group, entry)):
                 scans.put_logged(entry, before, self._limits.window_max, now)
             elif due:
                 scans.expect(entry, before, self._limits.window_max)
@@ -424,7 +424,7 @@ class ScanScheduler:
             at_ns = self._others_scan_ns(group, now)
             if at_ns is not None and at_ns <= now.mono_ns and len(self._running) < self._limits.scans_max:
                 scans.append(self._start_others_scan(group, now))
-        by_group = (self._group_scans.start(group, now, self._most, unavailable) for group in groups)
+        by_group = (self._group_scans.start(group, now, unavailable) for group in groups)
         scans += [scan for scan in by_group if scan is not None]
         return scans
 
@@ -541,7 +541,8 @@ class ScanScheduler:
 
     def set_policy(self, policy: Policy) -> None:
         """The table's comment changed."""
-        self._policy = self._group_scans.policy = policy
+        self._policy = policy
+        self._group_scans.set_policy(policy)
         self.request_scans()
 
     def _start_scan(self, group: FilterGroup, now: Instant, unavailable: int) -> Scan:
@@ -594,7 +595,7 @@ class ScanScheduler:
     ) -> None:
         """A group scan came back. `is_unwanted` as in `GroupScanning.answered`."""
         self._awaiting.stop_awaiting(entry.key for entry in (*result.entries, *result.arrivals))
-        self._group_scans.answered(now, scan_id, result, self._most, is_unwanted)
+        self._group_scans.answered(now, scan_id, result, is_unwanted)
 
     def group_scan_failed(self, now: Instant, scan_id: int) -> None:
         """A group scan failed."""
