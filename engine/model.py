@@ -171,6 +171,11 @@ class ScanResult:
     reached: Mapping[int, Position] = field(default_factory=dict)
     greatest_id: int | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of the messages that a scan reads is unacknowledged, if it reads from the front."""
+        return not self.entries and not self.more and self.horizon_ns is None
+
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:

@@ -71,7 +71,7 @@ class OtherShares:
         self._due_ns: int | None = None
         """When the next of them comes due (server's clock, which may be set meanwhile)."""
         self._requested = False
-        self._begun_ns = self._full_begun_ns = 0
+        self._begun_ns = self._read_ns = self._full_begun_ns = 0
         self._doubt = Doubt(limits)
         self._took_ns = 0
         """How long scans and claims took here lately."""
@@ -164,23 +164,27 @@ class OtherShares:
 
     # Scans of the other shares.
 
-    def scan_ns(self, now: Instant, poller_interval_ns: int, *, busy: bool) -> int | None:
-        """When the next scan is due; None: without a share. `busy`: many messages of the own share
-        are ready."""
+    def polled(self, begun_ns: int) -> None:
+        """A poll that was started then has shown that no message is unacknowledged."""
+        self._read_ns = max(self._read_ns, begun_ns)
+
+    def scan_ns(self, now: Instant, poller_interval_ns: int | None, *, busy: bool) -> int | None:
+        """When the next scan is due; None: not before a report. `poller_interval_ns`: the time between two of
+        them at most (None: polls take their place). `busy`: many messages of the own share are ready."""
         if self.share is None or self.running:
             return None
-        times = [self._begun_ns + poller_interval_ns]
+        times = [] if poller_interval_ns is None else [self._read_ns + poller_interval_ns]
         times += [self._scan_ns] if self._scan_ns is not None else []
         times += [free_ns] if (free_ns := self._free.next_ns) is not None else []
         times += [now.until(self._due_ns) + self.grace_ns] if self._due_ns is not None else []
         pause_ns = max(self.grace_ns, self._limits.share_check_ns if busy else 0)
-        return max(min(times), self._begun_ns + pause_ns)
+        return max(min(times), self._begun_ns + pause_ns) if times else None
 
     def start_scan(self, now: Instant, poller_interval_ns: int) -> tuple[Portion, Range | None]:
         """A scan starts. Returns the messages and the part of the table that it reads (None: all of it)."""
         assert self.share is not None
         self.running = True
-        self._begun_ns = now.mono_ns
+        self._begun_ns = self._read_ns = now.mono_ns
         self._scan_ns = self._due_ns = None
         portion = Portion(self.share, others=True)
         if self.position is None:

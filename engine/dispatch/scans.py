@@ -25,7 +25,6 @@ from engine.dispatch.filter_groups import FilterGroup, FilterGroups
 from engine.dispatch.group_scanning import GroupScanning
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.dispatch.scan_state import ScanState
 from engine.dispatch.scans_under_way import ScansUnderWay, ScanUnderWay
 from engine.dispatch.time_order import place_of
 from engine.dispatch.visibility import AwaitingVisibility
@@ -45,8 +44,9 @@ class ScanScheduler:
         self._group_scans = GroupScanning(policy, limits, numbers, lambda: self._most)
         self._awaiting = AwaitingVisibility(limits.window_max)
         self._share: Share | None = None
-        self._is_empty = False
-        """Whether the last scan of all messages, or the last poll, has shown that none is unacknowledged."""
+        self._own_empty = self._others_empty = False
+        """Whether the last scan or poll of the own share's messages, and of the others', has shown that none of them
+        is unacknowledged."""
         self._poll_begun_ns: int | None = None
         """When the poll under way was started (monotonic)."""
 
@@ -54,6 +54,12 @@ class ScanScheduler:
     def under_way(self) -> bool:
         """Whether a scan or a poll is under way."""
         return bool(self._running or self._group_scans.running or self._poll_begun_ns is not None)
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether no message is unacknowledged, as far as is known. A poll then takes the place of the scans that
+        are due for the time alone."""
+        return self._own_empty and self._others_empty
 
     @property
     def rescan_ns(self) -> int | None:
@@ -83,12 +89,7 @@ class ScanScheduler:
         same times, so that it is one statement for many of them."""
         interval_ns = self._policy.poller_interval_ns
         at_ns = group.scans.full_begun_ns + interval_ns
-        return at_ns - at_ns % max(1, interval_ns // 2) if self._polls else at_ns
-
-    @property
-    def _polls(self) -> bool:
-        """Whether a poll takes the place of a scan that is due for the time alone."""
-        return self._is_empty and self._share is None
+        return at_ns - at_ns % max(1, interval_ns // 2) if self._is_empty else at_ns
 
     def dead_scan_ns(self, now: Instant) -> int:
         """When to scan for dead messages even if no stream has demand (monotonic): at start, and
@@ -340,6 +341,7 @@ class ScanScheduler:
         if share == self._share:
             return
         self._share = share
+        self._own_empty = self._others_empty = False
         self._pass_share_on(now)
         self.request_scans()
 
@@ -373,7 +375,8 @@ class ScanScheduler:
 
     def _others_scan_ns(self, group: FilterGroup, now: Instant) -> int | None:
         """When the other shares are due for a scan (monotonic); None: there are none."""
-        return group.scans.others.scan_ns(now, self._policy.poller_interval_ns, busy=group.scans.has_more)
+        interval_ns = None if self._is_empty else self._policy.poller_interval_ns
+        return group.scans.others.scan_ns(now, interval_ns, busy=group.scans.has_more)
 
     # What is read ahead.
 
@@ -411,7 +414,7 @@ class ScanScheduler:
         self._pass_share_on(now)
         due = [group for group in groups if self._is_due(group, now)]
         scans: list[Effect] = []
-        if self._polls:
+        if self._is_empty:
             wanting = [group for group in due if self._wants_scan(group, now)]
             if len(wanting) < len(due) and self._poll_begun_ns is None:
                 self._poll_begun_ns = now.mono_ns
@@ -445,7 +448,7 @@ class ScanScheduler:
             scans.retry_at(now.mono_ns + self._limits.confirm_pause_ns)  # Two reports may have come in the other order.
         if running.portion is not None and running.portion.others:
             busy = outdated | taken_among([entry.key for entry in result.entries])
-            self._others_answered(scans, now, result, self._most, lambda entry: entry.key in busy)
+            self._others_answered(running.group, now, result, busy)
             return
         scans.scan_completed(now, self._limits.stale_ns)
         scans.others.was_read(now)
@@ -507,17 +510,20 @@ class ScanScheduler:
 
     def poll_answered(self, *, empty: bool) -> None:
         """A poll came back. If the table is empty, a full scan would have shown nothing."""
-        begun_ns, self._poll_begun_ns, self._is_empty = self._poll_begun_ns, None, empty
+        begun_ns, self._poll_begun_ns = self._poll_begun_ns, None
+        self._own_empty = self._others_empty = empty
         assert begun_ns is not None
         if not empty:
             self.request_scans(anywhere=True)
             return
         for group in self._groups:
             group.scans.full_begun_ns = max(group.scans.full_begun_ns, begun_ns)
+            group.scans.others.polled(begun_ns)
 
     def poll_failed(self) -> None:
         """A poll failed."""
-        self._poll_begun_ns, self._is_empty = None, False
+        self._poll_begun_ns = None
+        self._own_empty = self._others_empty = False
         self.request_scans(anywhere=True)
 
     @property
@@ -581,8 +587,9 @@ class ScanScheduler:
     def _note_reach(self, running: ScanUnderWay, result: ScanResult, now: Instant) -> None:
         """A scan came back that replaces the buffer."""
         scans = running.group.scans
-        if running.portion is None and running.group.selection == ANYTHING:
-            self._is_empty = not (result.entries or result.more) and result.horizon_ns is None
+        if running.group.selection == ANYTHING:
+            self._own_empty = result.is_empty
+            self._others_empty = result.is_empty if running.portion is None else self._others_empty
         shown = result.entries[: running.limit] if result.more and scans.position is None else ()
         scans.reach = place_of(shown[-1]) if shown else None
         if not shown or scans.buffer.order is None:
@@ -601,15 +608,16 @@ class ScanScheduler:
         """A group scan failed."""
         self._group_scans.failed(now, scan_id)
 
-    def _others_answered(
-        self, scans: ScanState, now: Instant, result: ScanResult, most: int, unwanted: Callable[[Entry], bool]
-    ) -> None:
+    def _others_answered(self, group: FilterGroup, now: Instant, result: ScanResult, unwanted: Collection[Key]) -> None:
         """A scan of the other shares came back."""
+        scans, most = group.scans, self._most
+        if group.selection == ANYTHING:
+            self._others_empty = result.is_empty
         self._awaiting.stop_awaiting(entry.key for entry in result.entries)
         room = max(0, 2 * most - len(scans.buffer))
         answer = scans.others.scan_answered(result, now, scans.buffer.knows, most, room, busy=scans.has_more)
         for entry in answer.free:
-            if not unwanted(entry):
+            if entry.key not in unwanted:
                 scans.buffer.put(entry, now)
             else:
                 scans.others.expect(entry, now)

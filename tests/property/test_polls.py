@@ -18,7 +18,7 @@ from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Poll, Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.scans import ScanScheduler
-from engine.model import NS_PER_S
+from engine.model import NS_PER_S, Share
 from engine.store.memory import Row
 from tests.support.hunting import assert_objects
 from tests.support.play import EVEN, POLICY, TABLE, Asked, Stage, run_for
@@ -31,13 +31,14 @@ LATE_NS = 5 * NS_PER_S
 
 
 class Unreported(RuleBasedStateMachine):
-    """A stream for all messages, and perhaps one with a condition."""
+    """A stream for all messages, and perhaps one with a condition. Another proxy may have a share, and stand still."""
 
     dispatcher_type: type[Dispatcher] = Dispatcher
 
-    @initialize(condition=st.booleans())
-    def open(self, *, condition: bool) -> None:
+    @initialize(condition=st.booleans(), share=st.sampled_from([None, Share(0, 2), Share(1, 2)]))
+    def open(self, *, condition: bool, share: Share | None) -> None:
         self.stage = Stage(policy=POLLED, dispatcher_type=self.dispatcher_type)
+        self.stage.set_share(share)
         self.stage.subscribe(1, 1)
         if condition:
             self.stage.subscribe(2, 2, selection=EVEN)
@@ -61,6 +62,10 @@ class Unreported(RuleBasedStateMachine):
     def all_that_was_delivered_is_acknowledged(self) -> None:
         for key in list(self.stage.holdings):
             self.stage.acknowledge(key, seen=True)
+
+    @rule(share=st.sampled_from([None, Share(0, 2), Share(1, 2)]))
+    def proxies_come_or_go(self, share: Share | None) -> None:
+        self.stage.set_share(share)
 
     @rule(seconds=st.sampled_from([1, 14, 16, 31]))
     def time_passes(self, seconds: int) -> None:
@@ -125,7 +130,7 @@ class ForgetfulScheduler(ScanScheduler):
 
     def poll_answered(self, *, empty: bool) -> None:
         super().poll_answered(empty=True)
-        self._is_empty = empty
+        self._own_empty = self._others_empty = empty
 
 
 class WhatAPollFindsIsNotScannedFor(Dispatcher):

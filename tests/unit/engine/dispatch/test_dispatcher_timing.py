@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from engine.dispatch.effects import Poll
+from engine.dispatch.effects import Poll, Scan
 from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S
+from engine.model import NS_PER_S, Share
 from engine.store.memory import Row
 from tests.support.play import POLICY, TABLE, Asked, Stage, run_for
 
@@ -51,45 +51,52 @@ def test_an_unacknowledged_message_is_delivered_again_when_its_wait_ends() -> No
 
 
 def next_poll(stage: Stage) -> Asked:
-    """Let time pass until a poll is under way."""
+    """Let time pass until a poll is under way. Nothing is scanned before."""
     while True:
         for asked in list(stage.asked):
             if isinstance(asked.effect, Poll):
                 return asked
+            assert not isinstance(asked.effect, Scan)
             stage.do(asked)
             stage.answer(asked)
         assert stage.dispatcher.wake_at_ns is not None
         stage.pass_time(max(0, stage.dispatcher.wake_at_ns - stage.mono_ns))
 
 
-def test_an_empty_table_is_polled_as_often_as_its_interval_says_and_not_scanned() -> None:
+@pytest.mark.parametrize("share", [None, Share(0, 2)], ids=str)
+def test_an_empty_table_is_polled_as_often_as_its_interval_says_and_not_scanned(share: Share | None) -> None:
     """At the same times as other such tables of the interval, whenever each was scanned first."""
     stage, interval_ns = Stage(), POLICY.poller_interval_ns
     stage.mono_ns += 7 * NS_PER_S
+    stage.set_share(share)
     stage.subscribe(1, holder=1)
-    stage.settle()
-    scans, times = stage.dispatcher.parts.groups.main.scans.started, [stage.mono_ns]
+    run_for(stage, NS_PER_S)
+    times = [stage.mono_ns - NS_PER_S]
     for _ in range(4):
         poll = next_poll(stage)
         times.append(stage.mono_ns)
         stage.do(poll)
         stage.answer(poll)
-    assert stage.dispatcher.parts.groups.main.scans.started == scans
     assert all(later - earlier <= interval_ns for earlier, later in pairwise(times))
     assert [later - earlier for earlier, later in pairwise(times[1:])] == [interval_ns] * 3
     assert times[1] % (interval_ns // 2) == 0
 
 
+@pytest.mark.parametrize("share", [None, Share(0, 2), Share(1, 2)], ids=str)
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_message_of_which_nothing_was_reported_comes_after_a_poll_or_a_poll_that_failed(*, fails: bool) -> None:
+def test_a_message_of_which_nothing_was_reported_comes_after_a_poll_or_a_poll_that_failed(
+    *, fails: bool, share: Share | None
+) -> None:
+    """With shares, of any share: the other proxy stands still."""
     stage = Stage()
+    stage.set_share(share)
     stage.subscribe(1, holder=1)
-    stage.settle()
+    run_for(stage, NS_PER_S)
     stage.store.put(TABLE, Row(7, payload=b"7"))
     poll = next_poll(stage)
     if fails:
         stage.fail(poll)
-    stage.settle()
+    run_for(stage, NS_PER_S)
     assert stage.delivered == {1: [7]}
 
 
