@@ -80,14 +80,14 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(flavour: Flavour) -> Iterator[Place]:
-    """Start both, with empty tables."""
+def place(flavour: Flavour, *options: str) -> Iterator[Place]:
+    """Start both, with empty tables. `options` are the proxy's."""
     with tempfile.TemporaryDirectory(prefix="ackstream-large-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         client = compiled(SOURCE, folder, LIBMARIADB)
         with (
             running_queue_server(flavour, folder, [f"--max-connections={STREAMS + 200}"]) as server,
-            running_proxy(server, folder / "proxy.log", ["--log-level", "warning"]) as proxy,
+            running_proxy(server, folder / "proxy.log", ["--log-level", "warning", *options]) as proxy,
         ):
             processes = {"server": server.pid, "proxy": proxy.pid}
             yield Place(server, proxy, MySQLQueue(server, client, proxy.port, processes), folder)
@@ -132,18 +132,20 @@ def backlog(flavour: Flavour, chosen: argparse.Namespace) -> None:
 
 
 def rest(flavour: Flavour, _: argparse.Namespace) -> None:
-    """Measure streams that wait."""
-    with place(flavour) as there, contextlib.ExitStack() as streams:
-        there.run(*(f"CREATE TABLE m{number} {QUEUE}" for number in range(QUEUES)))
-        for number in range(STREAMS):
-            streams.enter_context(endless(there.proxy.port, f"m{number % QUEUES}"))
-        time.sleep(SETTLE_S)
-        questions, used_s, began_s = there.questions(), there.proxy_cpu_s(), time.monotonic()
-        time.sleep(REST_S)
-        took_s = time.monotonic() - began_s
-        used_s, asked = there.proxy_cpu_s() - used_s, there.questions() - questions - 1
-        cost = f"{asked / took_s:.2f} statements/s, {100 * used_s / took_s:.2f} % of a core"
-        show(flavour, f"{STREAMS:,} streams of {QUEUES} queues: {cost}")
+    """Measure streams that wait, at one worker and at two. Connections go to the workers in turn, so each queue has
+    streams at every worker."""
+    for workers in (1, 2):
+        with place(flavour, "--workers", str(workers)) as there, contextlib.ExitStack() as streams:
+            there.run(*(f"CREATE TABLE m{number} {QUEUE}" for number in range(QUEUES)))
+            for number in range(STREAMS):
+                streams.enter_context(endless(there.proxy.port, f"m{number // workers % QUEUES}"))
+            time.sleep(SETTLE_S)
+            questions, used_s, began_s = there.questions(), there.proxy_cpu_s(), time.monotonic()
+            time.sleep(REST_S)
+            took_s = time.monotonic() - began_s
+            used_s, asked = there.proxy_cpu_s() - used_s, there.questions() - questions - 1
+            cost = f"{asked / took_s:.2f} statements/s, {100 * used_s / took_s:.2f} % of a core"
+            show(flavour, f"{STREAMS:,} streams of {QUEUES} queues, workers={workers}: {cost}")
 
 
 @contextlib.contextmanager
