@@ -246,4 +246,4 @@ def test_the_machine_objects_to_a_part_that_is_broken_on_purpose(
         shares = False
         plain = True
 
-    assert_objects(PlayBroken, plays=50, steps=30)
+    assert_objects(PlayBroken, plays=500, steps=30)
