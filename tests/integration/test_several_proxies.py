@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from pymysql.cursors import SSCursor
 
 from proxy.embedded.server import EmbeddedServer
 from tests.support import insides
-from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import PATIENT, Consumer, create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
@@ -186,6 +187,26 @@ def test_a_proxy_whose_consumers_are_busy_leaves_its_share_to_the_others(
     backlog(first, 1_000)
     eventually(lambda: len(free.received) + len(busy.received) == 1_000, timeout_s=60)
     assert len(busy.received) == 1
+
+
+def test_what_nothing_reports_is_found_in_any_share_while_the_other_proxy_stands_still(
+    proxies: Proxies, private_server: EmbeddedServer, consume: Callable[[Any, str], Consumer]
+) -> None:
+    """The queue was empty, so its proxies poll it."""
+    with environment(ACKSTREAM_BINLOG="off"):
+        first, second = running = proxies(2)
+    with contextlib.ExitStack() as stack:
+        client, direct = stack.enter_context(first.connect(database="p")), stack.enter_context(connect(private_server))
+        run(client, "ALTER QUEUE m POLLER_INTERVAL = 1")
+        free, _ = (consume(proxy.connect(database="p"), "STREAM id FROM m") for proxy in running)
+        eventually(lambda: all("count=2)" in proxy.output for proxy in running), timeout_s=30)
+        before = [proxy.metric("scans_total") for proxy in running]
+        for proxy, count in zip(running, before, strict=True):
+            eventually(lambda: proxy.metric("scans_total") > count + 4)  # noqa: B023
+        second.send(signal.SIGSTOP)
+        stack.callback(second.send, signal.SIGCONT)
+        enqueue(direct, "p.m", "abcdefgh")
+        eventually(lambda: sorted(free.received) == [(number,) for number in range(1, 9)])
 
 
 def test_polls_through_either_proxy_get_every_message(proxies: Proxies) -> None:
