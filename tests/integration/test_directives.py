@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pymysql
 import pytest
 
 from tests.support.insides import vanish
+from tests.support.proxies import environment, running_proxy
 from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
@@ -253,18 +255,23 @@ def test_the_table_is_polled_as_often_as_it_says_also_when_that_changes(
 
 @pytest.mark.parametrize("neighbour", ["empty", "locked"])
 def test_a_message_that_nothing_reports_is_found_by_a_poll_also_beside_a_locked_queue(
-    queue, server, proxy, database, consume, neighbour
+    private_server, tmp_path, consume, neighbour
 ) -> None:
     """Queues that were empty share a statement, which waits for the lock and then fails for all of them."""
-    create_queue(queue(vt_poller_interval="1"), "other", vt_poller_interval="1")
-    stream = consume(proxy.connect(database=database), "STREAM payload FROM m")
-    consume(proxy.connect(database=database), "STREAM payload FROM other")
-    with connect(server, database=database) as past, connect(server, database=database) as locker:
+    with contextlib.ExitStack() as stack:
+        with environment(ACKSTREAM_BINLOG="off"):
+            proxy = stack.enter_context(running_proxy(private_server, tmp_path / "log"))
+        past, locker = (stack.enter_context(connect(private_server)) for _ in range(2))
+        run(past, "CREATE DATABASE p")
+        for connection in (past, locker):
+            connection.select_db("p")
+        for name in ("m", "other"):
+            create_queue(past, name, vt_poller_interval="1")
+        stream, _ = (consume(proxy.connect(database="p"), f"STREAM payload FROM {name}") for name in ("m", "other"))
         before = proxy.metric("scans_total")
         eventually(lambda: proxy.metric("scans_total") > before + 4, what="polls of empty queues")
         if neighbour == "locked":
             run(locker, "LOCK TABLES other WRITE")
-        run(past, "SET SESSION sql_log_bin = 0")
         enqueue(past, "m", ["unreported"])
         eventually(lambda: stream.received == [("unreported",)])
         run(locker, "UNLOCK TABLES")

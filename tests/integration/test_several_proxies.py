@@ -207,6 +207,7 @@ def test_what_nothing_reports_is_found_in_any_share_while_the_other_proxy_stands
         stack.callback(second.send, signal.SIGCONT)
         enqueue(direct, "p.m", "abcdefgh")
         eventually(lambda: sorted(free.received) == [(number,) for number in range(1, 9)])
+        assert "all messages are this proxy's" not in first.output, "the other one was taken for gone"
 
 
 def test_polls_through_either_proxy_get_every_message(proxies: Proxies) -> None:
