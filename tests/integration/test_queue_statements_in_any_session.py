@@ -243,7 +243,7 @@ UNSPELLABLE: Final = "日本"
 def test_a_client_whose_charset_lacks_a_column_s_name_streams_as_it_selects(server, proxy, database, charset) -> None:
     with connect(server, database=database) as root:
         create_queue(root, "m", f"`{UNSPELLABLE}` INT COMMENT '{UNSPELLABLE}', payload TEXT", vt_ack_wait="30")
-        comment = rows(root, "SELECT table_comment FROM information_schema.tables WHERE table_name = 'm'")[0][0]
+        comment = rows(root, f"SHOW TABLE STATUS FROM {database} LIKE 'm'")[0][17]
         run(root, f"ALTER TABLE m COMMENT '{comment}, {UNSPELLABLE}'")
         for _ in range(3):
             run(root, f"INSERT INTO m (`{UNSPELLABLE}`, payload) VALUES (7, '{UNSPELLABLE}')")
