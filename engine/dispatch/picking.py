@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import count as counted_from
 
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
@@ -135,7 +136,10 @@ def _take_merged(demand: Demand, count: int) -> list[Taken]:
 def _take_runs(demand: Demand, count: int, most: int) -> list[Taken]:
     """`Picking._take` for runs of `most` messages at most: each has room in one stream."""
     left = [wanted for _, wanted in demand]
-    rooms = [[-room for room in group.subscribers.rooms(wanted)] for group, wanted in demand]
+    turns = counted_from()
+    rooms = [
+        [(held, next(turns), room) for held, room in group.subscribers.rooms(wanted)] for group, wanted in demand
+    ]
     taken: list[Taken] = []
     while len(taken) < count:
         heads: list[tuple[int, tuple[int, ...], int, Key, int]] = []
@@ -147,10 +151,10 @@ def _take_runs(demand: Demand, count: int, most: int) -> list[Taken]:
             break
         at = min(heads)[-1]
         group = demand[at][0]
-        run = group.scans.buffer.take_run(min(-rooms[at][0], left[at], count - len(taken), most))
-        room = heapq.heappop(rooms[at]) + len(run)
-        if room:
-            heapq.heappush(rooms[at], room)
+        held, _, room = heapq.heappop(rooms[at])
+        run = group.scans.buffer.take_run(min(room, left[at], count - len(taken), most))
+        if room > len(run):
+            heapq.heappush(rooms[at], (held + len(run), next(turns), room - len(run)))
         left[at] -= len(run)
         taken += [(group, entry) for entry in run]
         for other, _ in demand:

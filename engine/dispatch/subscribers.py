@@ -2,9 +2,10 @@
 is next.
 
 Credit is the least of three bounds: the rows on their way to the client (two batches), the
-deliveries that it has not acknowledged (PREFETCH), and the rest of its LIMIT. A claimed message
-goes to the subscriber with the most credit left, and among equals to the one that has waited
-longest.
+deliveries that it has not acknowledged (PREFETCH), and the rest of its LIMIT. Of those with credit,
+a claimed message goes to the subscriber that holds the fewest messages, and among equals to the one
+that has waited longest. How large the credit is does not count: a poll with LIMIT 1 would get nothing
+beside an endless stream that takes each message as soon as a limit of the queue allows it.
 
 `Subscribers` contains the streams of one filter group. Each change of one subscriber updates the
 values that the dispatcher reads at every event: the sum of the credit, the next subscriber, the
@@ -58,11 +59,11 @@ class Subscriber:
     remaining: int | None
     """How many more messages its LIMIT allows; None: no LIMIT."""
     held: int = 0
-    """Leases that count against PREFETCH: given to this stream and not ended."""
+    """Leases that were given to this stream and have not ended. They count against PREFETCH."""
     given: int = 0
     """Messages delivered."""
     last_turn: int = 0
-    """The turn in which it was last given a message. The least one among equals is next."""
+    """The turn in which it came or was last given a message. The least one among equals is next."""
     paused: bool = False
     """The client reads more slowly than rows are sent."""
     fetching: bool = False
@@ -76,7 +77,7 @@ class Subscriber:
     counted_starved: bool = False
     """Whether it is in the group's count of starved subscribers."""
     queued: tuple[int, int] | None = None
-    """Its credit and turn as they are in the group's order of subscribers."""
+    """What it holds and its turn as they are in the group's order of subscribers."""
 
     def credit(self, batch_size: int) -> int:
         """How many more messages it may be given now."""
@@ -122,7 +123,7 @@ class Subscribers:
         self._reading = 0
         self._starved = 0
         self._next: list[tuple[int, int, int]] = []
-        """A heap of (-credit, turn, id). Outdated entries are skipped."""
+        """A heap of (held, turn, id) of those with credit. Outdated entries are skipped."""
         self._to_fetch: dict[int, Subscriber] = {}
         self._finished: dict[int, Subscriber] = {}
         """Streams that end whatever messages are left: their LIMIT is used up, or they are
@@ -164,7 +165,9 @@ class Subscribers:
     # Membership.
 
     def add_stream(self, subscriber: Subscriber) -> None:
-        """Begin a stream."""
+        """Begin a stream. Its turn is after those of the streams that are there."""
+        self._turn += 1
+        subscriber.last_turn = self._turn
         self._by_id[subscriber.spec.id] = subscriber
         self._formats[subscriber.spec.row_format] += 1
         self._reading += not subscriber.paused
@@ -219,30 +222,31 @@ class Subscribers:
         """
         given_out: list[tuple[Lease, Subscriber]] = []
         taking: list[tuple[int, int, int]] = []  # Those given some in this call, ordered as `_next`.
-        served: dict[int, Subscriber] = {}
+        rooms: dict[int, int] = {}  # How many more they may be given.
         best = self._best()
         for lease in leases:
             if taking and (best is None or taking[0] <= best):
-                debit, _, number = heapq.heappop(taking)
+                _, _, number = heapq.heappop(taking)
             elif best is not None:
-                debit, _, number = heapq.heappop(self._next)
+                _, _, number = heapq.heappop(self._next)
             else:
                 break
             self._turn += 1
             subscriber = self._by_id[number]
             subscriber.last_turn = self._turn  # Its other entries in `_next` are outdated by that.
-            if number not in served:
-                served[number] = subscriber
+            if number not in rooms:
+                rooms[number] = subscriber.counted
                 best = self._best()
             subscriber.held += 1
             subscriber.unsent[lease.key] = lease
             if subscriber.remaining is not None:
                 subscriber.remaining -= 1
             given_out.append((lease, subscriber))
-            if debit < -1:
-                heapq.heappush(taking, (debit + 1, self._turn, number))
-        for subscriber in served.values():
-            self._changed(subscriber)
+            rooms[number] -= 1
+            if rooms[number]:
+                heapq.heappush(taking, (subscriber.held, self._turn, number))
+        for number in rooms:
+            self._changed(self._by_id[number])
         return given_out, leases[len(given_out) :]
 
     def distribute_runs(
@@ -289,19 +293,19 @@ class Subscribers:
         self._changed(subscriber)
         return [(lease, subscriber) for lease in leases]
 
-    def rooms(self, messages: int) -> list[int]:
-        """How many messages each of the next subscribers may be given, the most first, up to so many
-        messages in all. Takes time for each of them."""
+    def rooms(self, messages: int) -> list[tuple[int, int]]:
+        """How many messages each of the next subscribers holds, and how many it may be given, in their order,
+        up to so many messages in all. Takes time for each of them."""
         found: dict[int, tuple[int, int, int]] = {}
         total = 0
         while total < messages and (best := self._best()) is not None:
             heapq.heappop(self._next)
             if best[2] not in found:
                 found[best[2]] = best
-                total -= best[0]
+                total += self._by_id[best[2]].counted
         for entry in found.values():
             heapq.heappush(self._next, entry)
-        return [-debit for debit, _, _ in found.values()]
+        return [(held, self._by_id[number].counted) for held, _, number in found.values()]
 
     def leases_ended(self, subscriber: Subscriber, leases: Sequence[Lease]) -> None:
         """Leases of this subscriber have ended: their credit is free. For those that were not sent, LIMIT
@@ -379,9 +383,9 @@ class Subscribers:
         subscriber.counted = credit
         if not credit:
             subscriber.queued = None
-        elif subscriber.queued != (credit, subscriber.last_turn):
-            subscriber.queued = credit, subscriber.last_turn
-            heapq.heappush(self._next, (-credit, subscriber.last_turn, number))
+        elif subscriber.queued != (subscriber.held, subscriber.last_turn):
+            subscriber.queued = subscriber.held, subscriber.last_turn
+            heapq.heappush(self._next, (*subscriber.queued, number))
         starved = subscriber.starved and not subscriber.paused
         self._starved += starved - subscriber.counted_starved
         subscriber.counted_starved = starved
@@ -402,9 +406,9 @@ class Subscribers:
     def _best(self) -> tuple[int, int, int] | None:
         """The entry of the next subscriber; None if none has credit."""
         while self._next:
-            debit, served, number = self._next[0]
+            held, turn, number = self._next[0]
             subscriber = self._by_id.get(number)
-            if subscriber is not None and (-debit, served) == (subscriber.counted, subscriber.last_turn):
+            if subscriber is not None and (held, turn) == (subscriber.held, subscriber.last_turn) and subscriber.counted:
                 return self._next[0]
             heapq.heappop(self._next)
         return None
@@ -418,7 +422,7 @@ class Subscribers:
         most = 2 * len(self._by_id) + 64
         if len(self._next) > most:
             self._next = [
-                (-subscriber.counted, subscriber.last_turn, subscriber.spec.id)
+                (subscriber.held, subscriber.last_turn, subscriber.spec.id)
                 for subscriber in self
                 if subscriber.counted
             ]

@@ -61,10 +61,33 @@ def test_the_subscriber_served_longest_ago_is_next() -> None:
     assert names(first) + names(second) == [1, 2]
 
 
-def test_the_subscriber_with_the_most_credit_is_first() -> None:
-    dealt, _ = group(subscriber(1, prefetch=1), subscriber(2, prefetch=3)).distribute(leases(4))
-    assert names(dealt)[:2] == [2, 2]
-    assert Counter(names(dealt)) == {1: 1, 2: 3}
+def test_the_subscriber_that_holds_the_fewest_messages_is_first() -> None:
+    two = group(subscriber(1), subscriber(2))
+    dealt, _ = two.distribute(leases(4))
+    two.leases_ended(dealt[1][1], [dealt[1][0], dealt[3][0]])
+    assert names(two.distribute(leases(3, first=4))[0]) == [2, 2, 1]
+
+
+@pytest.mark.parametrize("narrow", [{"prefetch": 1}, {"limit": 1}])
+def test_a_subscriber_with_little_credit_is_not_passed_over(narrow: dict[str, int]) -> None:
+    dealt, _ = group(subscriber(1), subscriber(2, **narrow)).distribute(leases(4))
+    assert names(dealt) == [1, 2, 1, 1]
+
+
+def test_polls_get_their_turns_beside_a_stream_that_takes_each_message_at_once() -> None:
+    endless = subscriber(1)
+    members = group(endless)
+    taken: list[int] = []
+    for number in range(2, 7):
+        members.add_stream(poll := subscriber(number, limit=1))
+        while not poll.held:
+            ((lease, taker),), _ = members.distribute(leases(1, first=len(taken)))
+            taken.append(taker.spec.id)
+            if taker is endless:
+                send(members, taker)
+                members.leases_ended(taker, [lease])
+        members.remove_stream(poll)
+    assert taken == [1, 2, 1, 3, 1, 4, 1, 5, 1, 6]
 
 
 def test_one_distribution_gives_a_subscriber_a_batch_at_most() -> None:
@@ -84,7 +107,7 @@ def test_messages_are_distributed_in_their_order() -> None:
 def test_a_run_goes_to_one_subscriber() -> None:
     two = group(subscriber(1), subscriber(2))
     dealt, left = two.distribute_runs([leases(4), leases(3, first=4), leases(2, first=7)])
-    assert names(dealt) == [1] * 4 + [2] * 3 + [1] * 2
+    assert names(dealt) == [1] * 4 + [2] * 5
     assert left == []
 
 
@@ -97,11 +120,13 @@ def test_what_a_subscriber_has_no_room_for_is_left_of_each_run() -> None:
 
 def test_rooms_are_those_of_the_next_subscribers() -> None:
     some = group(subscriber(1, prefetch=3), subscriber(2, limit=7), subscriber(3), subscriber(4, prefetch=1))
-    assert some.rooms(100) == [BATCH, 7, 3, 1]
-    assert some.rooms(BATCH + 1) == [BATCH, 7]
+    assert some.rooms(100) == [(0, 3), (0, 7), (0, BATCH), (0, 1)]
+    assert some.rooms(4) == [(0, 3), (0, 7)]
     some.set_paused(next(iter(some)), paused=True)
     some.set_paused(next(iter(some)), paused=False)
-    assert some.rooms(100) == [BATCH, 7, 3, 1]
+    assert some.rooms(100) == [(0, 3), (0, 7), (0, BATCH), (0, 1)]
+    some.distribute(leases(1))
+    assert some.rooms(100) == [(0, 7), (0, BATCH), (0, 1), (1, 2)]
 
 
 def test_shares_follow_one_another_and_are_equal_parts_of_what_is_ready() -> None:
@@ -113,11 +138,11 @@ def test_shares_follow_one_another_and_are_equal_parts_of_what_is_ready() -> Non
 def test_a_share_is_as_large_as_the_credit_if_more_is_ready() -> None:
     members = group(subscriber(1), subscriber(2, prefetch=3), subscriber(3))
     dealt, left = members.distribute_shares(leases(20), ready=1_000)
-    assert Counter(names(dealt)) == {1: BATCH, 3: BATCH}
+    assert Counter(names(dealt)) == {1: BATCH, 2: 3, 3: BATCH - 3}
     assert not left
     members.set_paused(next(iter(members)), paused=True)
     dealt, left = members.distribute_shares(leases(15), ready=1_000)
-    assert (Counter(names(dealt)), len(left)) == ({3: BATCH, 2: 3}, 2)
+    assert (Counter(names(dealt)), len(left)) == ({3: 2 * BATCH - 7}, 2)
 
 
 def test_who_has_less_credit_is_not_passed_over() -> None:
@@ -131,27 +156,30 @@ def test_nobody_with_credit_is_given_nothing() -> None:
 
 
 def dealt_one_by_one(members: Subscribers, count: int) -> list[int]:
-    """The subscribers that so many messages go to: each one to the most credit, and among equals to the one that
-    has waited longest."""
+    """The subscribers that so many messages go to: each one to whoever holds the fewest, and among equals to the
+    one that has waited longest."""
     credit = {member.spec.id: min(member.credit(BATCH), BATCH) for member in members}
+    held = {member.spec.id: member.held for member in members}
     turns = {member.spec.id: member.last_turn for member in members}
     dealt: list[int] = []
     for turn in range(1, min(count, sum(credit.values())) + 1):
-        best = min(credit, key=lambda number: (-credit[number], turns[number], number))
+        able = [number for number in credit if credit[number]]
+        best = min(able, key=lambda number: (held[number], turns[number], number))
         credit[best] -= 1
+        held[best] += 1
         turns[best] = max(turns.values()) + turn
         dealt.append(best)
     return dealt
 
 
-@example([None, 3], [("pause", 0), ("read", 0)])  # Two entries of one subscriber in the order of credit.
+@example([None, 3], [("pause", 0), ("read", 0)])  # Two entries of one subscriber in the order.
 @given(
     st.lists(st.one_of(st.none(), st.integers(1, 12)), min_size=1, max_size=5),
     st.lists(
         st.tuples(st.sampled_from(("distribute", "end", "send", "pause", "read")), st.integers(0, 25)), max_size=12
     ),
 )
-def test_each_message_goes_to_the_most_credit_whatever_was_before(
+def test_each_message_goes_to_whoever_holds_the_fewest_whatever_was_before(
     prefetches: list[int | None], steps: list[tuple[str, int]]
 ) -> None:
     members = group(*(subscriber(number, prefetch=prefetch) for number, prefetch in enumerate(prefetches, 1)))
