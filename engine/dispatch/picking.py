@@ -137,9 +137,7 @@ def _take_runs(demand: Demand, count: int, most: int) -> list[Taken]:
     """`Picking._take` for runs of `most` messages at most: each has room in one stream."""
     left = [wanted for _, wanted in demand]
     turns = counted_from()
-    rooms = [
-        [(held, next(turns), room) for held, room in group.subscribers.rooms(wanted)] for group, wanted in demand
-    ]
+    rooms = [[(load, next(turns), room) for load, room in group.subscribers.rooms(wanted)] for group, wanted in demand]
     taken: list[Taken] = []
     while len(taken) < count:
         heads: list[tuple[int, tuple[int, ...], int, Key, int]] = []
@@ -151,10 +149,10 @@ def _take_runs(demand: Demand, count: int, most: int) -> list[Taken]:
             break
         at = min(heads)[-1]
         group = demand[at][0]
-        held, _, room = heapq.heappop(rooms[at])
+        load, _, room = heapq.heappop(rooms[at])
         run = group.scans.buffer.take_run(min(room, left[at], count - len(taken), most))
         if room > len(run):
-            heapq.heappush(rooms[at], (held + len(run), next(turns), room - len(run)))
+            heapq.heappush(rooms[at], (load + len(run), next(turns), room - len(run)))
         left[at] -= len(run)
         taken += [(group, entry) for entry in run]
         for other, _ in demand:

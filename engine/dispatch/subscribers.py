@@ -3,9 +3,9 @@ is next.
 
 Credit is the least of three bounds: the rows on their way to the client (two batches), the
 deliveries that it has not acknowledged (PREFETCH), and the rest of its LIMIT. Of those with credit,
-a claimed message goes to the subscriber that holds the fewest messages, and among equals to the one
-that has waited longest. How large the credit is does not count: a poll with LIMIT 1 would get nothing
-beside an endless stream that takes each message as soon as a limit of the queue allows it.
+a claimed message goes to the subscriber with the least load (`Subscriber.load`), and among equals to
+the one that has waited longest. How large the credit is does not count: a poll with LIMIT 1 would get
+nothing beside an endless stream that takes each message as soon as a limit of the queue allows it.
 
 `Subscribers` contains the streams of one filter group. Each change of one subscriber updates the
 values that the dispatcher reads at every event: the sum of the credit, the next subscriber, the
@@ -77,7 +77,7 @@ class Subscriber:
     counted_starved: bool = False
     """Whether it is in the group's count of starved subscribers."""
     queued: tuple[int, int] | None = None
-    """What it holds and its turn as they are in the group's order of subscribers."""
+    """Its load and turn as they are in the group's order of subscribers."""
 
     def credit(self, batch_size: int) -> int:
         """How many more messages it may be given now."""
@@ -89,6 +89,12 @@ class Subscriber:
         if self.remaining is not None:
             credit = min(credit, self.remaining)
         return max(0, credit)
+
+    @property
+    def load(self) -> int:
+        """How many messages keep its client busy. The client of a bounded stream acknowledges when the
+        stream is over, so what it was sent does not count."""
+        return self.held if self.spec.first_wait_ns is None else len(self.unsent)
 
     @property
     def starved(self) -> bool:
@@ -123,7 +129,7 @@ class Subscribers:
         self._reading = 0
         self._starved = 0
         self._next: list[tuple[int, int, int]] = []
-        """A heap of (held, turn, id) of those with credit. Outdated entries are skipped."""
+        """A heap of (load, turn, id) of those with credit. Outdated entries are skipped."""
         self._to_fetch: dict[int, Subscriber] = {}
         self._finished: dict[int, Subscriber] = {}
         """Streams that end whatever messages are left: their LIMIT is used up, or they are
@@ -244,7 +250,7 @@ class Subscribers:
             given_out.append((lease, subscriber))
             rooms[number] -= 1
             if rooms[number]:
-                heapq.heappush(taking, (subscriber.held, self._turn, number))
+                heapq.heappush(taking, (subscriber.load, self._turn, number))
         for number in rooms:
             self._changed(self._by_id[number])
         return given_out, leases[len(given_out) :]
@@ -294,8 +300,8 @@ class Subscribers:
         return [(lease, subscriber) for lease in leases]
 
     def rooms(self, messages: int) -> list[tuple[int, int]]:
-        """How many messages each of the next subscribers holds, and how many it may be given, in their order,
-        up to so many messages in all. Takes time for each of them."""
+        """The load of each of the next subscribers, and how many messages it may be given, in their order, up to
+        so many messages in all. Takes time for each of them."""
         found: dict[int, tuple[int, int, int]] = {}
         total = 0
         while total < messages and (best := self._best()) is not None:
@@ -305,7 +311,7 @@ class Subscribers:
                 total += self._by_id[best[2]].counted
         for entry in found.values():
             heapq.heappush(self._next, entry)
-        return [(held, self._by_id[number].counted) for held, _, number in found.values()]
+        return [(load, self._by_id[number].counted) for load, _, number in found.values()]
 
     def leases_ended(self, subscriber: Subscriber, leases: Sequence[Lease]) -> None:
         """Leases of this subscriber have ended: their credit is free. For those that were not sent, LIMIT
@@ -383,9 +389,9 @@ class Subscribers:
         subscriber.counted = credit
         if not credit:
             subscriber.queued = None
-        elif subscriber.queued != (subscriber.held, subscriber.last_turn):
-            subscriber.queued = subscriber.held, subscriber.last_turn
-            heapq.heappush(self._next, (*subscriber.queued, number))
+        elif subscriber.queued != (place := (subscriber.load, subscriber.last_turn)):
+            subscriber.queued = place
+            heapq.heappush(self._next, (*place, number))
         starved = subscriber.starved and not subscriber.paused
         self._starved += starved - subscriber.counted_starved
         subscriber.counted_starved = starved
@@ -406,9 +412,13 @@ class Subscribers:
     def _best(self) -> tuple[int, int, int] | None:
         """The entry of the next subscriber; None if none has credit."""
         while self._next:
-            held, turn, number = self._next[0]
+            load, turn, number = self._next[0]
             subscriber = self._by_id.get(number)
-            if subscriber is not None and (held, turn) == (subscriber.held, subscriber.last_turn) and subscriber.counted:
+            if (
+                subscriber is not None
+                and (load, turn) == (subscriber.load, subscriber.last_turn)
+                and subscriber.counted
+            ):
                 return self._next[0]
             heapq.heappop(self._next)
         return None
@@ -422,9 +432,7 @@ class Subscribers:
         most = 2 * len(self._by_id) + 64
         if len(self._next) > most:
             self._next = [
-                (subscriber.held, subscriber.last_turn, subscriber.spec.id)
-                for subscriber in self
-                if subscriber.counted
+                (subscriber.load, subscriber.last_turn, subscriber.spec.id) for subscriber in self if subscriber.counted
             ]
             heapq.heapify(self._next)
         if len(self._first_waits) > most:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pymysql
 import pytest
 from pymysql.connections import Connection
+from pymysql.cursors import SSCursor
 
+from tests.support import insides
 from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
 
@@ -185,3 +190,35 @@ def test_a_table_of_rates_that_is_dropped_is_missed_and_messages_come_all_the_sa
 def test_a_queue_without_a_rate_makes_no_table(connection) -> None:
     run(connection, "CREATE QUEUE m (body INT) MAX_IN_FLIGHT = 2")
     assert rows(connection, "SHOW TABLES LIKE 'ackstream%'") == []
+
+
+@pytest.mark.parametrize("limit", ["MAX_RATE = 50", "MAX_IN_FLIGHT = 3"])
+def test_a_poll_gets_its_part_beside_a_consumer_that_takes_each_message_as_soon_as_it_may(
+    connection, proxy, database, limit
+) -> None:
+    run(connection, f"CREATE QUEUE m (payload TEXT) {limit}")
+    enqueue(connection, "m", map(str, range(2_000)))
+    ended = threading.Event()
+
+    def work() -> None:
+        reading = proxy.connect(database=database)
+        cursor = SSCursor(reading)
+        cursor.execute("STREAM id FROM m")
+        with proxy.connect(database=database) as acknowledging:
+            while not ended.is_set() and (row := cursor.fetchone()):
+                run(acknowledging, f"ACK FROM m WHERE id = {row[0]}")
+        insides.forget_result(reading)
+        insides.vanish(reading)
+
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(work)
+        try:
+            eventually(lambda: rows(connection, "SELECT COUNT(*) FROM m WHERE time_acked > 0")[0][0] > 2)
+            with proxy.connect(database=database, read_timeout=20) as polling:
+                for _ in range(3):
+                    got = rows(polling, "STREAM id FROM m LIMIT 2 WAIT 20")
+                    assert got
+                    run(polling, f"ACK FROM m WHERE id IN ({', '.join(str(number) for (number,) in got)})")
+        finally:
+            ended.set()
+        worker.result(10)
