@@ -208,6 +208,9 @@ class Producer:
             return
         connection = await Connection.open(self._load, draw, direct=draw.random() < 0.3, streams=False)
         try:
+            if self._plan.plain_sql:
+                # An UPDATE that waits for a consumer's transaction has locked other messages, which nobody can get.
+                await connection.run("SET SESSION innodb_lock_wait_timeout = 3", "set", "")
             for _ in range(draw.randrange(5, 60)):
                 await self._let_consumers_catch_up()
                 if self._load.healed.is_set():
