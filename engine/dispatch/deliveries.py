@@ -96,7 +96,7 @@ class Deliveries:
 
     def send_rows(self, now: Instant, fetch_id: int, result: FetchResult) -> list[Effect]:
         """Send the rows of a fetch whose leases still stand, and end the leases of messages that are
-        over."""
+        over. The end of a stream with its LIMIT reached comes with its last row: both are one write."""
         self.end_expired(now)
         rows_to_send: dict[Subscriber, list[Lease]] = {}
         stopped: set[int] = set()
@@ -120,6 +120,8 @@ class Deliveries:
             self._parts.groups.members_with(subscriber).rows_sent(subscriber, leases)
             self._parts.measures.sent(leases, now)
             effects.append(Deliver(subscriber.spec.id, tuple(result.rows[lease.key] for lease in leases)))
+            if subscriber.limit_reached:
+                effects.append(self.end_stream(subscriber, Cause.COMPLETE))
         return effects
 
     # Ends.
@@ -141,6 +143,8 @@ class Deliveries:
     def end_leases(self, leases: Sequence[Lease], *, settled: bool = False) -> None:
         """These deliveries are over, for whatever reason: free their credit. `settled`: the messages were
         acknowledged or deleted."""
+        if not leases:
+            return
         parts = self._parts
         by_subscriber: dict[int | None, list[Lease]] = {}
         for lease in leases:
@@ -194,8 +198,8 @@ class Deliveries:
         return End(subscriber.spec.id, cause, text)
 
     def end_finished(self, now: Instant) -> list[Effect]:
-        """End the streams with their LIMIT reached, and the bounded ones with no message left. Where places
-        are limited, a lookup may free one."""
+        """End the bounded streams with no message left, and those with their LIMIT reached. Where places are
+        limited, a lookup may free one."""
         effects: list[Effect] = []
         parts = self._parts
         closed = not parts.capacity.is_open

@@ -236,6 +236,7 @@ class Dispatcher:
         effects: Effects = []
         if any(group.locks for group, _ in picked.values()):
             self._locked.start_leases(picked, unscanned=True)
+            effects += self._start_locks(now)
         elif picked:
             effects.append(self._claim(picked, now, unscanned=True))
         return effects + self._advance(now)
@@ -623,9 +624,7 @@ class Dispatcher:
                 effects += parts.dead_letters.start_move(now)
                 effects += self._start_scans(now)
             effects += parts.fetches.start_fetches()
-            effects += parts.locks.start_locks(
-                now, parts.policy.max_attempts if parts.dead_letters.configured else None
-            )
+            effects += self._start_locks(now)
             effects += parts.verification.start_lookup(now, parts.acknowledgements_needed)
             effects += parts.purges.start_purge(now)
             effects += parts.abandoned.start_search(now, len(parts.leases))
@@ -645,6 +644,11 @@ class Dispatcher:
         if not self._locks_first:
             self._locked.start_leases(self._picking.pick_ready(now, locks=True))
         return effects
+
+    def _start_locks(self, now: Instant) -> Effects:
+        """Offer the leases of streams that lock to their sessions."""
+        parts = self.parts
+        return parts.locks.start_locks(now, parts.policy.max_attempts if parts.dead_letters.configured else None)
 
     def _claim(self, picked: Picked, now: Instant, *, unscanned: bool = False) -> Effect:
         self.parts.capacity.claim_started()

@@ -44,10 +44,6 @@ UNSTREAMED_S = 0.1
 """Commits of this time are one event, if the queue has no streams here: a decision for each would cost half
 of what relaying it does."""
 
-CLAIMS_IN_ONE_TURN = 100
-"""If a claim took more messages, the next decision waits for the next turn of the event loop: handing
-out a thousand messages takes 6 ms, and picking the next ones another 4."""
-
 
 class Sink(Protocol):
     """Receives a subscriber's messages. Both methods return at once."""
@@ -144,6 +140,8 @@ class TableRunner:
         self._note_timer: asyncio.Handle | None = None
         self._noted_soon = False
         """Whether what was noted is handed over in the next turn of the event loop."""
+        self._undecided = False
+        """Whether the dispatcher has recorded an event since its last decision."""
         self._effects: deque[Effect] = deque()
         self._performing = False
         self._share: Share | None = None
@@ -228,6 +226,7 @@ class TableRunner:
         if self._note_timer is not None:
             self._note_timer.cancel()
         noted, self._noted, self._note_timer = self._noted, _Noted(), None
+        undecided, self._undecided = self._undecided, False
         dispatcher = self.dispatcher
         events = [
             partial(dispatcher.lock_done, lock_id=number, locked=keys, read=read) for number, keys, read in noted.locked
@@ -242,17 +241,22 @@ class TableRunner:
             events.append(partial(dispatcher.woken, anywhere=noted.anywhere))
         elif noted.inserted:
             events.append(partial(dispatcher.inserted, keys=noted.inserted))
-        self._handle(dispatcher.together, events)
+        if noted.inserted and len(events) == 1 and not undecided:
+            self._record(*events)
+        else:
+            self._handle(dispatcher.together, events)
         if noted.settled:
             self._on_over(noted.settled)
 
     def _record(self, event: Callable[[Instant], Effects]) -> None:
         """Hand an event to the dispatcher, which decides in the next turn of the event loop what to do then.
-        Clients are served in between."""
+        What follows from the event alone is done at once: rows of a claim are sent, inserted messages are
+        claimed or offered. A decision takes longer than that, and after a large claim several milliseconds."""
         if self._note_timer is not None:
             self._handle_noted()
-        self._note()
+        self._undecided = True
         self._handle(self.dispatcher.recorded, (event,))
+        self._note()
 
     def _handle(self, event: Callable[..., Effects], *args: Any) -> None:
         if self._suspended:
@@ -506,7 +510,7 @@ class TableRunner:
         outcome = await self._store_effects.carry_out(self.queue, dispatcher, effect, begun)
         if dispatcher is not self.dispatcher:
             await self._release_claims(outcome.claims)
-        elif len(outcome.claims) > CLAIMS_IN_ONE_TURN:
+        elif outcome.claims:
             self._record(outcome.event)
         else:
             self.handle(outcome.event)

@@ -65,6 +65,7 @@ EVENTS_OF_A_TURN = (
     "an ACK",
     "the end of a transaction",
     "a wake-up",
+    "an INSERT",
 )
 
 
@@ -231,6 +232,8 @@ class Play(RuleBasedStateMachine):
             stage.end_transaction(self._one_of(enders, pick), commits=pick % 3 > 0, seen=True, certain=True)
         elif event == "a wake-up":
             stage.handle(stage.dispatcher.woken)
+        elif event == "an INSERT":
+            self.the_answer_to_an_insert_shows_ids(first=1 + pick % 40, count=1, off=0, priority=0, delay_s=0)
 
     @rule(holder=st.integers(1, 3), unlocks_late=st.booleans())
     def disconnect(self, holder: int, unlocks_late: bool) -> None:
@@ -296,9 +299,11 @@ class Play(RuleBasedStateMachine):
         if key in self.stage.rows:
             self.stage.notice(key)
 
-    @rule(all_of_them=st.booleans(), key=KEYS)
-    def doubt(self, all_of_them: bool, key: int) -> None:
-        self.stage.handle(self.stage.dispatcher.suspected, None if all_of_them else [key])
+    @rule(what=st.sampled_from(("all", "one that is there", "any")), key=KEYS)
+    def doubt(self, what: str, key: int) -> None:
+        there = [row.key for row in self._live()] if what == "one that is there" else []
+        keys = None if what == "all" else [self._one_of(there, key)] if there else [key]
+        self.stage.handle(self.stage.dispatcher.suspected, keys)
 
     # Others, behind the proxy's back.
 

@@ -86,8 +86,7 @@ def queue_table(policy: Policy = POLICY, *, id_grows: bool = False, table: Table
 
 
 TOGETHER = frozenset(("settled", "transaction_ended", "subscribe", "woken", "inserted"))
-"""Events that the table runner hands over once in each turn of the event loop, like answers to locks
-and claims."""
+"""Events that the table runner hands over once in each turn of the event loop, like answers to locks."""
 
 
 @dataclass
@@ -164,6 +163,7 @@ class Stage:
     on_own_write: Callable[[], None] = lambda: None
     """Called before and after the database does a claim, a release, a purge, or a move of dead messages."""
     _turn: list[Callable[[Instant], Effects]] | None = None
+    _undecided: bool = False
     """The events of this turn of the event loop that the dispatcher has not got yet."""
 
     def __post_init__(self) -> None:
@@ -196,11 +196,22 @@ class Stage:
 
     def handle(self, event: Callable[..., Effects], *args: Any) -> None:
         name = event.func.__name__ if isinstance(event, partial) else event.__name__
-        if self._turn is not None and name in TOGETHER:
+        if name == "inserted" and not (self._turn or self._undecided):
+            self._record(lambda now: event(now, *args))
+        elif self._turn is not None and name in TOGETHER:
             self._turn.append(lambda now: event(now, *args))
         else:
             self._end_turn()
             self._take(event(self.now, *args))
+
+    def _record(self, event: Callable[[Instant], Effects]) -> None:
+        """What follows from an event alone happens at once. The decision comes at the end of the turn of the event
+        loop, behind other events."""
+        self._end_turn()
+        self._undecided = True
+        self._take(self.dispatcher.recorded(self.now, [event]))
+        if self._turn is None:
+            self._end_turn()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -212,8 +223,10 @@ class Stage:
         self._turn = None
 
     def _end_turn(self) -> None:
-        if self._turn:
-            events, self._turn = self._turn, []
+        if self._turn or self._undecided:
+            events, self._undecided = list(self._turn or ()), False
+            if self._turn is not None:
+                self._turn.clear()
             self._take(self.dispatcher.together(self.now, events))
 
     def enqueue(self, key: int, priority: int = 0, due_ns: int = 0, *, wake: bool = True) -> None:
@@ -424,7 +437,9 @@ class Stage:
         answer = asked.answer
         assert answer is not None
         self.asked.remove(asked)
-        if self._turn is not None and isinstance(asked.effect, Lock | Claim):
+        if isinstance(asked.effect, Claim):
+            self._record(lambda _: answer())
+        elif self._turn is not None and isinstance(asked.effect, Lock):
             self._turn.append(lambda _: answer())
         else:
             self._end_turn()

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import Cause, Lock
+from engine.dispatch.effects import Cause, Claim, Lock
 from engine.dispatch.instant import Instant
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings
-from engine.runtime.table_runner import CLAIMS_IN_ONE_TURN, LockAnswer
+from engine.runtime.store_effects import StoreEffects
+from engine.runtime.table_runner import LockAnswer
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row
 from tests.support.play import FORMAT, POLICY, TABLE, queue_table
@@ -59,7 +60,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 @asynccontextmanager
 async def running(messages: int) -> AsyncIterator[tuple[Engine, QueueTable]]:
     store = MemoryStore(now_ns=10**18)
-    store.add_table(queue_table(replace(POLICY, batch_size=1_000, cache_size=1_000)))
+    store.add_table(queue_table(replace(POLICY, batch_size=1_000, cache_size=1_000), id_grows=True))
     for key in range(1, messages + 1):
         store.put(TABLE, Row(key, payload=str(key).encode()))
     engine = Engine(store, EngineSettings())
@@ -162,17 +163,51 @@ def test_an_offer_to_a_stream_that_has_just_ended_is_answered() -> None:
     asyncio.run(play())
 
 
-@pytest.mark.parametrize(("messages", "later"), [(CLAIMS_IN_ONE_TURN, False), (9 * CLAIMS_IN_ONE_TURN, True)])
-def test_behind_a_large_claim_clients_are_served_before_the_next_decision(
-    together: list[list[str]], messages: int, later: bool
-) -> None:
+@pytest.mark.parametrize("messages", [1, 900])
+def test_rows_of_a_claim_are_sent_before_the_next_decision(together: list[list[str]], messages: int) -> None:
+    class Noting(Client):
+        def deliver(self, rows: tuple[bytes, ...]) -> None:
+            super().deliver(rows)
+            together.append(["rows"])
+
     async def play() -> None:
         async with running(messages) as (engine, queue):
-            client = Client()
+            client = Noting()
             engine.subscribe(queue, client, holder=1, row_format=FORMAT)
             await until(lambda: len(client.rows) == messages)
-            await asyncio.sleep(0)
-            assert together[0] == ["subscribe"]
-            assert ([] in together) is later
+            sent = together.index(["rows"])
+            await until(lambda: [] in together[sent:])
+            assert together[:sent] == [["subscribe"]]
 
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("locks", [False, True])
+def test_an_inserted_message_is_claimed_or_offered_before_the_next_decision(
+    together: list[list[str]], monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    class Noting(Client):
+        def lock(self, lock: Lock, answer: LockAnswer) -> None:
+            super().lock(lock, answer)
+            together.append(["begun"])
+
+    def begin(self: StoreEffects, queue: QueueTable, claim: Claim) -> None:
+        together.append(["begun"])
+
+    async def play() -> None:
+        async with running(0) as (engine, queue):
+            client = Noting()
+            options: dict[str, Any] = {"first_wait_ns": 10**10, "locker": client.lock} if locks else {}
+            engine.subscribe(queue, client, holder=1, row_format=FORMAT, **options)
+            await until(lambda: engine.counters.scans)
+            engine.written(TABLE.name)  # The first one wakes all queues: it may have a trigger.
+            await until(lambda: engine.counters.scans > 1 and all(idle.settled_down for _, idle in engine.runners()))
+            together.clear()
+            for at in (1, 2):  # In two turns, one directly after the other.
+                engine.written(TABLE.name, inserted=True, ids=range(at, at + 1))
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert together[:2] == [["begun"], ["inserted"]]
+
+    monkeypatch.setattr(StoreEffects, "begin", begin)
     asyncio.run(play())
