@@ -239,8 +239,8 @@ class QueueTable:
     deleted."""
     folds_names: bool = False
     """Whether its server treats table names that differ only in case as the same."""
-    acks_alike: bool = False
-    """Whether an ACK by id does the same in any session, as far as the columns and constraints
+    writes_alike: bool = False
+    """Whether an ACK by id, or a claim, does the same in any session, as far as the columns and constraints
     decide it, and the engine's account may carry it out and see triggers."""
 
     @property

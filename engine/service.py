@@ -309,7 +309,7 @@ class Engine:
             return False
         queue = runner.queue
         key = key_of(queue.id_kind, value)
-        if not queue.acks_alike or queue.id_kind is not IdKind.INTEGER or not certain(queue.id_kind, value):
+        if not queue.writes_alike or queue.id_kind is not IdKind.INTEGER or not certain(queue.id_kind, value):
             return False
         if key is None:
             return False
@@ -552,7 +552,14 @@ class Engine:
         on_released = partial(self._semaphores_freed, queue.id)
         on_distrust = partial(self._queues.distrust, queue.id)
         runner = TableRunner(
-            self._executor, queue, self._limits, on_distrust, self._on_dead_letters_moved, on_over, on_released
+            self._executor,
+            queue,
+            self._limits,
+            on_distrust,
+            self._on_dead_letters_moved,
+            on_over,
+            on_released,
+            partial(self._indirect_writes.may_have_trigger, queue.id.name.casefold()),
         )
         runner.set_slot(self._roster.found.slot or 0)
         if self._tracer is not None:

@@ -184,7 +184,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
         kept_by_partition=facts.by_time,
         folds_names=facts.folds_names,
-        acks_alike=_acks_alike(facts),
+        writes_alike=_writes_alike(facts),
     )
 
 
@@ -208,7 +208,7 @@ def _kept(
     return kept, warnings
 
 
-def _acks_alike(facts: TableFacts) -> bool:
+def _writes_alike(facts: TableFacts) -> bool:
     """Whether an ACK by id changes the same values in any session: nothing is computed from the
     session's settings, and an id has one row."""
     computed = any(column.generated or "ON UPDATE" in column.extra.upper() for column in facts.columns)

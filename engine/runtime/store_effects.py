@@ -80,6 +80,7 @@ class StoreEffects:
         on_moved: Callable[[TableId], None],
         on_over: Callable[[Collection[Key] | None], None],
         on_released: Callable[[Collection[Key]], None],
+        may_have_trigger: Callable[[], bool],
     ) -> None:
         """The callbacks are those of `TableRunner`."""
         self._executor = executor
@@ -88,6 +89,7 @@ class StoreEffects:
         self._on_moved = on_moved
         self._on_over = on_over
         self._on_released = on_released
+        self._may_have_trigger = may_have_trigger
         self._unmoved_text = ""
         self._log_again_ns = 0
 
@@ -95,7 +97,8 @@ class StoreEffects:
         """Have the server begin a claim now, if that is possible: events that come before its task runs
         then delay it no more."""
         store = self._executor.store
-        return self._executor.begin(store.begin_claim, store.claim_and_fetch, *self._arguments(queue, claim))
+        begin_claim = partial(store.begin_claim, no_triggers=not self._may_have_trigger())
+        return self._executor.begin(begin_claim, store.claim_and_fetch, *self._arguments(queue, claim))
 
     async def carry_out(
         self, queue: QueueTable, dispatcher: Dispatcher, effect: StoreEffect, begun: BegunClaim | None = None

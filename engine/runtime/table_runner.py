@@ -117,18 +117,21 @@ class TableRunner:
         on_moved: Callable[[TableId], None],
         on_over: Callable[[Collection[Key] | None], None],
         on_released: Callable[[Collection[Key]], None],
+        may_have_trigger: Callable[[], bool],
     ) -> None:
         """`on_distrust` is called when an error shows that the table differs from its description.
 
         `on_moved` is called with a dead-letter table after dead messages were moved into it. `on_over` is
         called with messages (None: any) that were acknowledged or deleted, or may have been. `on_released`
-        is called with messages that were given back.
+        is called with messages that were given back. `may_have_trigger`: whether the table may have one.
         """
         self.queue = queue
         self.measures = Measures()
         self.settled_down = asyncio.Event()
         self._executor = executor
-        self._store_effects = StoreEffects(executor, self.measures, on_distrust, on_moved, on_over, on_released)
+        self._store_effects = StoreEffects(
+            executor, self.measures, on_distrust, on_moved, on_over, on_released, may_have_trigger
+        )
         self._limits = limits
         self._on_over = on_over
         self._streams: dict[int, _Stream] = {}

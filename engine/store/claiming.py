@@ -27,7 +27,7 @@ from engine.model import (
     Wanted,
     end_with_slot,
 )
-from engine.queue_table import QueueTable
+from engine.queue_table import IdKind, QueueTable
 from engine.store.batches import Batches, set_aside
 from engine.store.begun import OnePacket
 from engine.store.claim_limits import ClaimLimits
@@ -124,7 +124,12 @@ class Claim:
 
 
 class ClaimOfOne(OnePacket):
-    """A claim of one message, and the reading of its row, in one packet."""
+    """A claim of one message, and the reading of its row, in one packet.
+
+    A trigger on the table may SET any variable of the session, so the row is read behind the commit, after
+    the session was reset. Without triggers it is read before the commit, and the reset is not waited for:
+    that saves an eighth of the time.
+    """
 
     @staticmethod
     def serves(table: QueueTable, wanted: Sequence[Wanted]) -> bool:
@@ -138,23 +143,41 @@ class ClaimOfOne(OnePacket):
         short_key = not isinstance(want.key, str | bytes) or len(want.key) <= SHORT_KEY_MAX
         return short_key and sum(map(len, row_format.columns)) <= SHORT_COLUMNS_MAX
 
-    def __init__(self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf) -> None:
+    @staticmethod
+    def may_read_before_commit(table: QueueTable, row_format: RowFormat) -> bool:
+        """Whether the row may be read before the commit, if the table has no triggers: the claim then runs in
+        the subscriber's context, and must do the same there as in the engine's own."""
+        plain = table.writes_alike and table.id_kind is IdKind.INTEGER and not table.group_columns
+        return plain and not row_format.binary
+
+    def __init__(
+        self, table: QueueTable, want: Wanted, slot: int, fetch_of: FetchOf, *, reads_before_commit: bool = False
+    ) -> None:
         super().__init__()
         self.fetch = fetch_of({want.key: Delivery(want.epoch + 1, 0)})
         self._table, self._want, self._slot = table, want, slot
+        self._reads_before_commit = reads_before_commit
         self._sql = statements_of(table)
         self._claims: tuple[Claimed, ...] = ()
         self._now_ns = 0
         self._behind: SentBehind | None = None
         self._sent_s = 0.0
 
+    @property
+    def context(self) -> SessionContext:
+        """The context that its statements begin in."""
+        return self.fetch.context if self._reads_before_commit else OWN_CONTEXT
+
     def run(self, connection: StoreConnection) -> Timed[ClaimResult] | None:
         """Carry it out. None: the server has refused a statement, and nothing was done. Usually another
         transaction has locked the row. Raises StoreError if the connection broke, or the table was locked."""
         try:
-            self.begun(connection)
-            assert self._behind is not None
-            rows = self.fetch.read_behind(connection, self._behind, self._deliveries)
+            begun = self.begun(connection)
+            if self._behind is not None:
+                rows = self.fetch.read_behind(connection, self._behind, self._deliveries)
+            else:
+                *results, row, commit = connection.results(begun)
+                rows = self.fetch.take(row.rows, self._deliveries([*results, commit]))
         except StoreError as error:
             if connection.broken or (error.waited and time.monotonic() - self._sent_s > WAITED_S):
                 raise
@@ -163,6 +186,9 @@ class ClaimOfOne(OnePacket):
 
     def _write(self, connection: StoreConnection) -> Begun:
         self._sent_s = time.monotonic()
+        if self._reads_before_commit:
+            *statements, commit = self._statements
+            return connection.begin([*statements, self.fetch.text, commit], self.context)
         self._behind = self.fetch.send_behind(connection, self._statements)
         return self._behind.begun
 

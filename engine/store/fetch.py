@@ -12,7 +12,7 @@ subscribers have one format.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -99,6 +99,18 @@ class Fetch:
         if not connection.read_with_command(sent.begun, self.context, read, note):
             return None
         return self._result(sent.left)
+
+    @property
+    def text(self) -> str:
+        """The statement that reads the rows of all keys, in the text protocol. For few keys."""
+        return self._text(list(self._keys))
+
+    def take(self, rows: Iterable[bytes], deliveries: Mapping[Key, Delivery]) -> FetchResult:
+        """The result of these rows, which `text` has read. Those of other deliveries are not kept."""
+        self._keys = deliveries
+        for row in rows:
+            self._keep(row)
+        return self._result(())
 
     @property
     def _full(self) -> bool:

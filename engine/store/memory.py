@@ -270,7 +270,7 @@ class MemoryStore:
     def begin_acks(self, *_acks: object) -> Any:
         """Nothing can be begun."""
 
-    def begin_claim(self, *_claim: object) -> Any:
+    def begin_claim(self, *_claim: object, no_triggers: bool = False) -> Any:
         """Nothing is gained by beginning it."""
 
     def begin_unlocked(self, *_lookup: object) -> Any:

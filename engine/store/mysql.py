@@ -337,6 +337,8 @@ class MySQLStore:
         row_format: RowFormat | None,
         budget_bytes: int,
         slot: int = 0,
+        *,
+        no_triggers: bool = False,
     ) -> ConnectionCall[ClaimResult] | None:
         """Send the packet of a claim of one message, if it is all that is sent and a connection is ready."""
         if (
@@ -345,10 +347,11 @@ class MySQLStore:
             or not (ClaimOfOne.serves(table, wanted) and ClaimOfOne.is_short(wanted[0], row_format))
         ):
             return None
-        if (connection := self._pool.ready()) is None:
-            return None
         fetch_of = partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
-        claim = ClaimOfOne(table, wanted[0], slot, fetch_of)
+        reads_before_commit = no_triggers and ClaimOfOne.may_read_before_commit(table, row_format)
+        claim = ClaimOfOne(table, wanted[0], slot, fetch_of, reads_before_commit=reads_before_commit)
+        if (connection := self._pool.ready(context=claim.context)) is None:
+            return None
         return self._begin(connection, claim, partial(self._claim_one, table, claim))
 
     def _claim_any(

@@ -69,9 +69,10 @@ class Pool:
             self._own_writes.check(connection)
             yield connection
 
-    def ready(self, server: Origin | None = None) -> StoreConnection | None:
-        """Take a connection that can be used without waiting for anything; None if there is none. With
-        `server`, it is known to lead to that one. The caller uses it with `lent`, unless the pool is closed."""
+    def ready(self, server: Origin | None = None, context: SessionContext = OWN_CONTEXT) -> StoreConnection | None:
+        """Take a connection that can be used without waiting for anything, the best one for `context`; None if
+        there is none. With `server`, it is known to lead to that one. The caller uses it with `lent`, unless the
+        pool is closed."""
         try:
             self._check()
         except StoreError:
@@ -79,12 +80,13 @@ class Pool:
         with self._changed:
             if self._closed or self._wanted or not self._idle:
                 return None
-            connection = self._idle[-1]
+            at = self._best(context)
+            connection = self._idle[at]
             if server is not None and connection.server != server:
                 return None
             if not (self._own_writes.checked(connection) and connection.ready()):
                 return None
-            self._busy.add(self._idle.pop())
+            self._busy.add(self._idle.pop(at))
         return connection
 
     @contextmanager

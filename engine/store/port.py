@@ -237,9 +237,12 @@ class Store(Protocol):
         row_format: RowFormat | None,
         budget_bytes: int,
         slot: int = 0,
+        *,
+        no_triggers: bool = False,
     ) -> BegunCall[ClaimResult] | None:
         """Begin `claim_and_fetch` without waiting for anything. It has a connection until it is finished.
-        None: the claim cannot be begun so, and nothing was done. Raises nothing."""
+        `no_triggers`: the table is known to have none. None: the claim cannot be begun so, and nothing was
+        done. Raises nothing."""
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int

@@ -76,8 +76,8 @@ class Rights:
             found = self._with_group_rate(found)
         if found.policy.semaphores is not None:
             found = self._with_semaphores(found)
-        if found.acks_alike and not grants.cover(found.id, OF_GATHERED_ACKS):
-            found = replace(found, acks_alike=False)
+        if found.writes_alike and not grants.cover(found.id, OF_GATHERED_ACKS):
+            found = replace(found, writes_alike=False)
         if (place := found.dead_letter) is None:
             return found
         if not grants.cover(place, OF_DEAD_LETTERS) and (lacking := self._lacking(place, OF_DEAD_LETTERS)):

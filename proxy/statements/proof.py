@@ -278,7 +278,7 @@ def _certainly_not_hidden(session: ClientSession, known: KnownStream) -> bool:
     """Whether the rows come over the client's own connection, and nothing has run on it that could have
     made a temporary table."""
     queue = known.queue
-    return known.statement.locks and queue.acks_alike and not session.classifier.may_be_hidden(queue.id)
+    return known.statement.locks and queue.writes_alike and not session.classifier.may_be_hidden(queue.id)
 
 
 async def _answered(session: ClientSession, known: KnownStream, queries: Sequence[bytes]) -> Answers:

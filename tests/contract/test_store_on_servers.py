@@ -1050,4 +1050,4 @@ class TestAcknowledgeAll:
         self, server: EmbeddedServer, column: str, *, alike: bool
     ) -> None:
         with subject_on(server, f"{COLUMNS.rstrip()}, {column}") as subject:
-            assert subject.table.acks_alike == alike
+            assert subject.table.writes_alike == alike

@@ -384,7 +384,7 @@ class TestByKey:
         assert counts == (1,) * len(due)
         lock, *updates = bench.meter.take()
         frugal([lock], **by_id(bench))
-        if bench.table.acks_alike:  # Otherwise clients do it themselves: it moves rows between partitions.
+        if bench.table.writes_alike:  # Otherwise clients do it themselves: it moves rows between partitions.
             frugal(updates, **by_id(bench))
 
     def test_looking_up_reads_each_row_once(self, bench: Bench, due: list[Wanted]) -> None:

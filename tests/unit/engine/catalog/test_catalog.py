@@ -71,13 +71,13 @@ def test_a_table_without_the_word_is_no_queue_whatever_its_columns_are() -> None
 
 
 def test_where_a_row_computes_something_when_it_changes_an_ack_is_not_the_same_in_any_session() -> None:
-    assert queue(facts()).acks_alike
-    assert queue(facts(replace(column("at", "datetime"), extra="DEFAULT_GENERATED"))).acks_alike
-    assert not queue(facts(replace(column("at", "datetime"), extra="on update CURRENT_TIMESTAMP"))).acks_alike
-    assert not queue(facts(replace(column("half"), extra="VIRTUAL GENERATED"))).acks_alike
-    assert not queue(facts(has_checks=True)).acks_alike
+    assert queue(facts()).writes_alike
+    assert queue(facts(replace(column("at", "datetime"), extra="DEFAULT_GENERATED"))).writes_alike
+    assert not queue(facts(replace(column("at", "datetime"), extra="on update CURRENT_TIMESTAMP"))).writes_alike
+    assert not queue(facts(replace(column("half"), extra="VIRTUAL GENERATED"))).writes_alike
+    assert not queue(facts(has_checks=True)).writes_alike
     by_time = Index("z", unique=True, columns=(IndexColumn("id", False, True), IndexColumn("time_acked", False, True)))
-    assert not queue(facts(by_time=True, indexes=[by_time, NEXT_UP])).acks_alike
+    assert not queue(facts(by_time=True, indexes=[by_time, NEXT_UP])).writes_alike
 
 
 def test_a_good_table_is_a_queue() -> None:

@@ -63,7 +63,7 @@ class BeginningStore(MemoryStore):
         super().__init__(now_ns=NOW_NS)
         self.calls = list(calls)
 
-    def begin_claim(self, *_claim: object) -> Call | None:
+    def begin_claim(self, *_claim: object, no_triggers: bool = False) -> Call | None:
         return self.calls.pop(0) if self.calls else None
 
     def claim_and_fetch(self, *_claim: object) -> Timed[ClaimResult]:

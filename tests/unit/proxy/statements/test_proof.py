@@ -501,9 +501,9 @@ BEGUN = [make_ok(status=IN_TRANS)]
 """The proof begins a transaction: autocommit is off."""
 
 
-async def locking(first: Known, count: int, *, acks_alike: bool, text: bytes = FOR_UPDATE) -> list[Known]:
+async def locking(first: Known, count: int, *, writes_alike: bool, text: bytes = FOR_UPDATE) -> list[Known]:
     """So many sessions without autocommit that know a STREAM … FOR UPDATE."""
-    first.engine.found = replace(queue_table(), acks_alike=acks_alike)
+    first.engine.found = replace(queue_table(), writes_alike=writes_alike)
     found = [first, *(Known(first) for _ in range(count - 1))]
     for known in found:
         known.played.query(b"SET autocommit = 0")
@@ -525,7 +525,7 @@ def test_a_stream_for_update_that_locks_nothing_shows_its_columns_and_leaves_no_
     """Its columns come with the rows, if there are any."""
 
     async def script(known: Known) -> None:
-        (known,) = await locking(known, 1, acks_alike=True)
+        (known,) = await locking(known, 1, writes_alike=True)
         assert await asked_to_lock(known) == [b"SHOW C", b"UPDATE"]
         answer(known, b"".join(map(framed, (DEFINITION, BEGUN))))
         assert await known.serve(rows(status=IN_TRANS), [make_ok(status=0)]) == [b"SELECT", b"COMMIT"]
@@ -534,16 +534,16 @@ def test_a_stream_for_update_that_locks_nothing_shows_its_columns_and_leaves_no_
     play(script)
 
 
-@pytest.mark.parametrize("acks_alike", [True, False])
-def test_streams_for_update_share_the_definition_whatever_has_run_since(acks_alike: bool) -> None:
+@pytest.mark.parametrize("writes_alike", [True, False])
+def test_streams_for_update_share_the_definition_whatever_has_run_since(writes_alike: bool) -> None:
     """Not with triggers, which could make a temporary table that hides the queue."""
 
     async def script(known: Known) -> None:
-        first, *others = await locking(known, 4, acks_alike=acks_alike)
+        first, *others = await locking(known, 4, writes_alike=writes_alike)
         assert await asked_to_lock(first) == [b"SHOW C", b"UPDATE"]
         for other in others:
-            assert await asked_to_lock(other) == [*([] if acks_alike else [b"SHOW C"]), b"UPDATE"]
-        if not acks_alike:
+            assert await asked_to_lock(other) == [*([] if writes_alike else [b"SHOW C"]), b"UPDATE"]
+        if not writes_alike:
             return
         for other in others:
             answer(other, framed(BEGUN))
@@ -570,7 +570,7 @@ def test_streams_for_update_share_the_definition_whatever_has_run_since(acks_ali
 )
 def test_a_stream_for_update_that_may_mean_something_else_in_another_context_is_shown_it(text: bytes) -> None:
     async def script(known: Known) -> None:
-        (known,) = await locking(known, 1, acks_alike=True, text=text)
+        (known,) = await locking(known, 1, writes_alike=True, text=text)
         known.played.query(text)
         assert await known.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
         changed = rows(("73686F70", "utf8mb4", "utf8mb4", "+01:00", "", "1", "server"), status=0)
@@ -627,7 +627,7 @@ def test_rights_are_proven_again_when_half_of_the_time_has_passed() -> None:
 
 def test_a_stream_for_update_without_rows_that_loses_its_server_before_its_columns_ends_with_an_error() -> None:
     async def script(known: Known) -> None:
-        (known,) = await locking(known, 1, acks_alike=True)
+        (known,) = await locking(known, 1, writes_alike=True)
         assert await asked_to_lock(known) == [b"SHOW C", b"UPDATE"]
         answer(known, b"".join(map(framed, (DEFINITION, BEGUN))))
         assert await known.batch() == [b"SELECT"]
