@@ -23,7 +23,7 @@ from engine.runtime.call_threads import CallThreads
 from engine.runtime.locked_tables import LockedTables
 from engine.runtime.polls import Polls
 from engine.runtime.server_clock import ServerClock
-from engine.store.port import BegunCall, Store, StoreError, Timed
+from engine.store.port import Answer, BegunCall, Store, StoreError, Timed
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class StoreExecutor:
         self._tasks: set[asyncio.Task[None]] = set()
         self.polls = Polls(self._poll, lambda call: self.spawn(call, "poll"))
 
-    async def call(self, method: Callable[..., Timed[T]], *args: Any) -> T:
+    async def call(self, method: Callable[..., Answer[T]], *args: Any) -> T:
         """Call a method of the store on a thread, and update the clock from its result.
 
         A method about one queue has it as its first argument. If the table was locked a moment ago, the
@@ -181,7 +181,7 @@ class StoreExecutor:
     async def _poll(self, queues: Sequence[QueueTable]) -> frozenset[TableId]:
         return await self.call(self.store.unacknowledged, queues)
 
-    async def call_apart(self, method: Callable[..., Timed[T]], *args: Any) -> T:
+    async def call_apart(self, method: Callable[..., Answer[T]], *args: Any) -> T:
         """The same for a method that is about no queue, on a thread of its own: it does not wait for other calls.
         Only if the system gives no thread, it does."""
         timed = partial(_timed, method, *args)
@@ -194,7 +194,7 @@ class StoreExecutor:
     def begin(
         self,
         method: Callable[..., BegunCall[T] | None],
-        called: Callable[..., Timed[T]],
+        called: Callable[..., Answer[T]],
         queue: QueueTable,
         *args: Any,
     ) -> Callable[[], Awaitable[T]] | None:
@@ -213,14 +213,16 @@ class StoreExecutor:
     async def _begun_answer(
         self,
         calling: asyncio.Future[_Answered[T] | None],
-        called: Callable[..., Timed[T]],
+        called: Callable[..., Answer[T]],
         queue: QueueTable,
         *args: Any,
     ) -> T:
         answered = await self._outcome(queue.id, called, calling)
         return await self.call(called, queue, *args) if answered is None else self._observed(answered)
 
-    async def _call(self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any, first: bool = False) -> T:
+    async def _call(
+        self, table: TableId | None, method: Callable[..., Answer[T]], *args: Any, first: bool = False
+    ) -> T:
         calling = self._threads.start(partial(_timed, method, *args), first=first)
         return self._observed(await self._outcome(table, method, calling))
 
@@ -238,10 +240,10 @@ class StoreExecutor:
         return outcome
 
     def _observed(self, answered: _Answered[T]) -> T:
-        """The value of a result. Takes note of the server's clock."""
+        """The value of a result. Takes note of the server's clock, if the result has it."""
         called_ns, answered_ns, answer = answered
         self.counters.store_answers += 1
-        if self.clock.observe(called_ns, answered_ns, answer.now_ns):
+        if isinstance(answer, Timed) and self.clock.observe(called_ns, answered_ns, answer.now_ns):
             self.on_clock_set()
         return answer.value
 
@@ -274,11 +276,11 @@ class StoreExecutor:
         self._begun.close()
 
 
-_Answered = tuple[int, int, Timed[T]]
+_Answered = tuple[int, int, Answer[T]]
 """A result, behind the monotonic times between which the server has read its clock."""
 
 
-def _timed(method: Callable[..., Timed[T]], *args: Any) -> _Answered[T]:
+def _timed(method: Callable[..., Answer[T]], *args: Any) -> _Answered[T]:
     called_ns = time.monotonic_ns()
     answer = method(*args)
     return called_ns, time.monotonic_ns(), answer

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from engine.packets import EOF, EOF_MAX, ERR, HEADER, OK, lenenc_at
 from engine.store.connection import Begun, StoreConnection
-from engine.store.port import Timed
+from engine.store.port import Answer
 
 T = TypeVar("T")
 
@@ -101,7 +101,9 @@ class OnePacket(ABC):
 class ConnectionCall(Generic[T]):
     """A call on a connection of the pool (port.BegunCall)."""
 
-    def __init__(self, connection: StoreConnection, begun: Begun | None, finish: Callable[[], Timed[T] | None]) -> None:
+    def __init__(
+        self, connection: StoreConnection, begun: Begun | None, finish: Callable[[], Answer[T] | None]
+    ) -> None:
         """`begun`: None if the packet could not be sent. `finish` gives the connection back."""
         self.finish = finish
         self.fileno = connection.fileno()

@@ -65,7 +65,7 @@ from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
 from engine.store.pool import Pool
-from engine.store.port import Described, Listing, Origin, Roster, StoreError, Timed
+from engine.store.port import Answer, Described, Listing, Origin, Roster, StoreError, Timed
 from engine.store.privileges import Rights, read_grants
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import START_OF_TIME_NS, statement, statements_of
@@ -401,7 +401,7 @@ class MySQLStore:
             numbers = (int(number) for row in found.rows if (number := text_values(row)[0]) is not None)
             return Timed(frozenset(tables[number].id for number in numbers), now_ns(now))
 
-    def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
+    def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Answer[frozenset[Key]]:
         """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
         lookup = UnlockedLookup(table, keys)
         with self._pool.connection() as connection:
@@ -500,12 +500,12 @@ class MySQLStore:
         return result
 
     def _begin(
-        self, connection: StoreConnection, packet: OnePacket, run: Callable[[StoreConnection], Timed[T] | None]
+        self, connection: StoreConnection, packet: OnePacket, run: Callable[[StoreConnection], Answer[T] | None]
     ) -> ConnectionCall[T]:
         """Send the packet on a connection that the pool has lent. `run` reads its replies."""
         begun = packet.send(connection)
 
-        def finish() -> Timed[T] | None:
+        def finish() -> Answer[T] | None:
             with self._pool.lent(connection):
                 return run(connection)
 

@@ -42,10 +42,16 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Timed(Generic[T_co]):
-    """A result, and the server's clock when it was made."""
+class Answer(Generic[T_co]):
+    """A result."""
 
     value: T_co
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Answer[T_co]):
+    """A result, and the server's clock when it was made."""
+
     now_ns: int
 
 
@@ -150,7 +156,7 @@ class BegunCall(Protocol[T_co]):
     """Whether `finish` may wait for the server. Known when `arrived` has returned True, or before."""
 
     @property
-    def finish(self) -> Callable[[], Timed[T_co] | None]:
+    def finish(self) -> Callable[[], Answer[T_co] | None]:
         """Returns the result; None if the server has refused it, and nothing was done: the usual method has
         to be called. To be called once. Raises StoreError."""
 
@@ -259,8 +265,8 @@ class Store(Protocol):
     def unacknowledged(self, tables: Sequence[QueueTable]) -> Timed[frozenset[TableId]]:
         """Those tables that have an unacknowledged row. Each has a scan index."""
 
-    def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
-        """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
+    def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Answer[frozenset[Key]]:
+        """Those of these keys (at least one) whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
 
     def begin_unlocked(self, table: QueueTable, keys: Sequence[Key]) -> BegunCall[frozenset[Key]] | None:
         """Begin `unlocked` without waiting for anything, as `begin_claim` does. None: it cannot be begun so,

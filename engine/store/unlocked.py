@@ -13,32 +13,32 @@ from engine.packets import text_values
 from engine.queue_table import QueueTable
 from engine.store.begun import OnePacket
 from engine.store.connection import Begun, StoreConnection
-from engine.store.information_schema import now_ns
-from engine.store.port import Timed
-from engine.store.queries import statement, statements_of
+from engine.store.port import Answer
+from engine.store.queries import statements_of
 
 SHORT_CHARS: Final = 8_000
-"""Of statements in a packet that certainly fits into an empty send buffer, which has 16 kB on Linux."""
+"""Of a statement in a packet that certainly fits into an empty send buffer, which has 16 kB on Linux."""
 
 
 class UnlockedLookup(OnePacket):
     """The lookup of messages that exist, are unacknowledged, and are locked by no other transaction."""
 
     def __init__(self, table: QueueTable, keys: Sequence[Key]) -> None:
+        """`keys`: at least one."""
         super().__init__()
         self._sql = statements_of(table)
-        self._statements = [statement("now"), *self._sql.for_ids("lookup_unlocked", keys)]
+        self._text = self._sql("lookup_unlocked", ids=self._sql.ids(keys))
 
     @property
     def is_short(self) -> bool:
         """Whether the packet can be sent without waiting."""
-        return sum(map(len, self._statements)) <= SHORT_CHARS
+        return len(self._text) <= SHORT_CHARS
 
-    def run(self, connection: StoreConnection) -> Timed[frozenset[Key]]:
+    def run(self, connection: StoreConnection) -> Answer[frozenset[Key]]:
         """The keys of these messages. Raises StoreError."""
-        now, *found = connection.results(self.begun(connection))
-        ids = (id_ for result in found for row in result.rows if (id_ := text_values(row)[0]) is not None)
-        return Timed(frozenset(map(self._sql.key, ids)), now_ns(now))
+        (found,) = connection.results(self.begun(connection))
+        ids = (id_ for row in found.rows if (id_ := text_values(row)[0]) is not None)
+        return Answer(frozenset(map(self._sql.key, ids)))
 
     def _write(self, connection: StoreConnection) -> Begun:
-        return connection.begin(self._statements)
+        return connection.begin([self._text])

@@ -25,7 +25,7 @@ from engine.store.memory import MemoryStore, Row
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.pool import Pool
-from engine.store.port import BegunCall, Origin, Store, Timed
+from engine.store.port import Answer, BegunCall, Origin, Store
 from engine.store.queries import statement
 from proxy.embedded.server import EmbeddedServer
 from proxy.session.queries import sql as client_sql
@@ -472,7 +472,7 @@ def counted_store(subject: ServerSubject) -> Iterator[tuple[MySQLStore, list[byt
     store.close()
 
 
-def result_of(call: BegunCall[T]) -> Timed[T] | None:
+def result_of(call: BegunCall[T]) -> Answer[T] | None:
     """The result of a call that was begun, waited for as the event loop does it."""
     deadline_s = time.monotonic() + 10
     while not call.waits:
