@@ -499,8 +499,7 @@ class Dispatcher:
         """A subscriber's session has locked these of the messages that it was offered, and passed
         their rows on. The others are locked by somebody else, changed or gone. `read`: the rows of
         those that no scan had shown."""
-        self._locked.lock_answered(now, lock_id, locked, read)
-        return self._advance(now)
+        return self._locked.lock_answered(now, lock_id, locked, read) + self._advance(now)
 
     def lookup_done(self, now: Instant, found: Mapping[Key, Entry]) -> Effects:
         """A lookup came back: the rows that were found, by key."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from engine.dispatch.deliveries import Deliveries
+from engine.dispatch.effects import Cause, Effect
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease, LeaseEvent
@@ -44,9 +45,9 @@ class LockedLeases:
             given_out, left = group.subscribers.distribute_shares(leases, len(leases) + group.scans.buffer.ready)
             self._deliveries.assign(given_out, left)
 
-    def lock_answered(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry]) -> None:
+    def lock_answered(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry]) -> list[Effect]:
         """A session has locked these of the messages that it was offered. `read`: their rows, if no scan
-        had shown some of them."""
+        had shown some of them. Ends the stream if its LIMIT is reached."""
         parts = self._parts
         if lock := parts.locks.finish_lock(lock_id):
             leases = [lease for lease in lock.leases if lease.awaits_lock]
@@ -70,6 +71,9 @@ class LockedLeases:
             if len(entries) < len(missed):
                 parts.scans.request_scans()
             parts.scans.claim_answered(lock.group, locked, entries, now, len(lock.leases), lock.started_ns)
+            if lock.subscriber.limit_reached and parts.locks.is_running(lock.subscriber):
+                return [self._deliveries.end_stream(lock.subscriber, Cause.COMPLETE)]
+        return []
 
     def transaction_ended(self, now: Instant, holder: int, *, failed: bool) -> None:
         """The transaction of a client has ended, and with it the locks on its messages. `failed`: it

@@ -244,30 +244,33 @@ class TableRunner:
             events.append(partial(dispatcher.woken, anywhere=noted.anywhere))
         elif noted.inserted:
             events.append(partial(dispatcher.inserted, keys=noted.inserted))
-        if noted.inserted and len(events) == 1 and not undecided:
-            self._record(*events)
-        else:
+        if undecided:
             self._handle(dispatcher.together, events)
+        else:
+            self._record(events)
         if noted.settled:
             self._on_over(noted.settled)
 
-    def _record(self, event: Callable[[Instant], Effects]) -> None:
-        """Hand an event to the dispatcher, which decides in the next turn of the event loop what to do then.
-        What follows from the event alone is done at once: rows of a claim are sent, inserted messages are
-        claimed or offered. A decision takes longer than that, and after a large claim several milliseconds."""
-        if self._note_timer is not None:
-            self._handle_noted()
-        self._undecided = True
-        self._handle(self.dispatcher.recorded, (event,))
-        self._note()
+    def _record(self, events: Sequence[Callable[[Instant], Effects]]) -> None:
+        """Hand events to the dispatcher. What follows from them alone is done at once: rows of a claim are sent,
+        inserted messages are claimed or offered, streams with their LIMIT end. If that is something, the
+        decision what to do then comes in the next turn of the event loop: it takes longer, and clients do not
+        wait for it."""
+        if self._handle(self.dispatcher.recorded, events):
+            self._undecided = True
+            self._note()
+        else:
+            self._handle(self.dispatcher.together, ())
 
-    def _handle(self, event: Callable[..., Effects], *args: Any) -> None:
+    def _handle(self, event: Callable[..., Effects], *args: Any) -> bool:
+        """Returns whether the event has effects."""
         if self._suspended:
-            return  # The next dispatcher reads its state from the database.
+            return False  # The next dispatcher reads its state from the database.
         try:
-            self._effects.extend(event(self._executor.clock.now(), *args))
+            effects = event(self._executor.clock.now(), *args)
+            self._effects.extend(effects)
             if self._performing:
-                return
+                return bool(effects)
             self._performing = True
             try:
                 while self._effects:
@@ -278,6 +281,8 @@ class TableRunner:
                 self._rearm_soon()
         except Exception as error:  # noqa: BLE001  # A fault in ackstream: it is logged there.
             self._fault(error)
+            return False
+        return bool(effects)
 
     def subscribe(self, spec: Subscription, sink: Sink, locker: Locker | None = None) -> None:
         """Begin a stream that delivers to `sink`, or has its messages locked by `locker`."""
@@ -514,7 +519,9 @@ class TableRunner:
         if dispatcher is not self.dispatcher:
             await self._release_claims(outcome.claims)
         elif outcome.claims:
-            self._record(outcome.event)
+            if self._note_timer is not None:
+                self._handle_noted()
+            self._record((outcome.event,))
         else:
             self.handle(outcome.event)
 

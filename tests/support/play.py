@@ -227,7 +227,8 @@ class Stage:
             events, self._undecided = list(self._turn or ()), False
             if self._turn is not None:
                 self._turn.clear()
-            self._take(self.dispatcher.together(self.now, events))
+            self._take(self.dispatcher.recorded(self.now, events))
+            self._take(self.dispatcher.together(self.now, ()))
 
     def enqueue(self, key: int, priority: int = 0, due_ns: int = 0, *, wake: bool = True) -> None:
         row = Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode(), group=self.group_of(key))

@@ -43,17 +43,26 @@ class Client:
         self.offers.append((lock, answer))
 
 
+DECISION = "decision"
+
+
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The names of the events behind which each decision was taken."""
+    """The names of the events that the dispatcher was handed at once, each followed by DECISION if it decided then."""
     taken: list[list[str]] = []
-    original = Dispatcher.together
+    recorded, decided = Dispatcher.recorded, Dispatcher.together
 
-    def noted(self: Dispatcher, now: Instant, events: Sequence[Any]) -> Effects:
+    def note_recorded(self: Dispatcher, now: Instant, events: Sequence[Any]) -> Effects:
         taken.append([event.func.__name__ for event in events])
-        return original(self, now, events)
+        return recorded(self, now, events)
 
-    monkeypatch.setattr(Dispatcher, "together", noted)
+    def note_decision(self: Dispatcher, now: Instant, events: Sequence[Any]) -> Effects:
+        effects = decided(self, now, events)
+        taken[-1].append(DECISION)
+        return effects
+
+    monkeypatch.setattr(Dispatcher, "recorded", note_recorded)
+    monkeypatch.setattr(Dispatcher, "together", note_decision)
     return taken
 
 
@@ -91,17 +100,17 @@ def test_the_work_of_many_clients_in_one_turn_is_one_decision(together: list[lis
                     queue, client, holder=holder, row_format=FORMAT, limit=1, first_wait_ns=10**10, locker=client.lock
                 )
             await until(lambda: all(client.offers for client in clients))
-            assert together == [["subscribe"] * CLIENTS]
+            assert together == [["subscribe"] * CLIENTS, [DECISION]]
             for client in clients:
                 lock, answer = client.offers.pop()
                 answer(lock.keys)
             await until(lambda: all(client.ended for client in clients))
-            assert together[1:] == [["lock_done"] * CLIENTS]
+            assert together[2:] == [["lock_done"] * CLIENTS]  # All streams have ended by that.
             for holder, key in enumerate(range(1, CLIENTS + 1), 1):
                 engine.acknowledged(TABLE, [key], certain=True)
                 engine.transaction_ended(holder, failed=False)
-            await until(lambda: len(together) > 2)
-            assert together[2:] == [["settled", *["transaction_ended"] * CLIENTS]]
+            await until(lambda: len(together) > 3)
+            assert together[3:] == [["settled", *["transaction_ended"] * CLIENTS, DECISION]]
 
     asyncio.run(play())
 
@@ -119,12 +128,12 @@ def test_commits_on_a_queue_without_streams_are_one_decision_in_a_while(together
                 await asyncio.sleep(0)
             assert together == []
             await until(lambda: together)
-            assert together == [["woken"]]
+            assert together == [["woken"], [DECISION]]
             together.clear()
             engine.written(TABLE.name)
             engine.subscribe(queue, Client(), holder=1, row_format=FORMAT)
             await asyncio.sleep(0)
-            assert together == [["subscribe", "woken"]]
+            assert together == [["subscribe", "woken"], [DECISION]]
 
     asyncio.run(play())
 
@@ -175,9 +184,8 @@ def test_rows_of_a_claim_are_sent_before_the_next_decision(together: list[list[s
             client = Noting()
             engine.subscribe(queue, client, holder=1, row_format=FORMAT)
             await until(lambda: len(client.rows) == messages)
-            sent = together.index(["rows"])
-            await until(lambda: [] in together[sent:])
-            assert together[:sent] == [["subscribe"]]
+            await until(lambda: together[-1] == [DECISION])
+            assert together[:4] == [["subscribe"], [DECISION], ["claim_done"], ["rows"]]
 
     asyncio.run(play())
 
@@ -207,7 +215,7 @@ def test_an_inserted_message_is_claimed_or_offered_before_the_next_decision(
                 engine.written(TABLE.name, inserted=True, ids=range(at, at + 1))
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
-            assert together[:2] == [["begun"], ["inserted"]]
+            assert together[:3] == [["inserted"], ["begun"], ["inserted", DECISION]]
 
     monkeypatch.setattr(StoreEffects, "begin", begin)
     asyncio.run(play())
