@@ -17,7 +17,7 @@ from engine.dispatch.instant import Instant
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.runtime.store_effects import StoreEffects
-from engine.runtime.table_runner import LockAnswer
+from engine.runtime.table_runner import CLAIMS_IN_ONE_TURN, LockAnswer
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row
 from tests.support.play import FORMAT, POLICY, TABLE, queue_table
@@ -172,7 +172,7 @@ def test_an_offer_to_a_stream_that_has_just_ended_is_answered() -> None:
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("messages", [1, 900])
+@pytest.mark.parametrize("messages", [1, 9 * CLAIMS_IN_ONE_TURN])
 def test_rows_of_a_claim_are_sent_before_the_next_decision(together: list[list[str]], messages: int) -> None:
     class Noting(Client):
         def deliver(self, rows: tuple[bytes, ...]) -> None:
