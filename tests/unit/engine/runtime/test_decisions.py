@@ -185,7 +185,8 @@ def test_rows_of_a_claim_are_sent_before_the_next_decision(together: list[list[s
             engine.subscribe(queue, client, holder=1, row_format=FORMAT)
             await until(lambda: len(client.rows) == messages)
             await until(lambda: together[-1] == [DECISION])
-            assert together[:4] == [["subscribe"], [DECISION], ["claim_done"], ["rows"]]
+            at = together.index(["claim_done"])
+            assert together[at + 1] == ["rows"]
 
     asyncio.run(play())
 
