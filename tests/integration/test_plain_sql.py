@@ -94,6 +94,14 @@ def test_what_a_trigger_on_a_queue_writes_follows_an_acknowledgement(connection,
         eventually(lambda: payloads(consumer)[-1:] == [payload])  # noqa: B023
 
 
+def test_what_a_trigger_does_to_the_session_of_a_claim_changes_no_row(connection, consumer) -> None:
+    enqueue(connection, "m", ["é"])
+    eventually(lambda: payloads(consumer) == ["é"])
+    run(connection, "CREATE TRIGGER t BEFORE UPDATE ON m FOR EACH ROW SET SESSION character_set_results = 'utf16'")
+    enqueue(connection, "m", ["è"])
+    eventually(lambda: payloads(consumer) == ["é", "è"])
+
+
 def test_procedures_called_all_the_time_cost_scans_at_a_bounded_rate(connection, consumer, proxy) -> None:
     run(connection, "CREATE PROCEDURE nothing() DO 0")
     ((began_ns,),) = rows(connection, f"SELECT {NOW_NS}")
