@@ -403,12 +403,16 @@ class MySQLStore:
 
     def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Answer[frozenset[Key]]:
         """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
+        if not keys:
+            return Answer(frozenset())
         lookup = UnlockedLookup(table, keys)
         with self._pool.connection() as connection:
             return lookup.run(connection)
 
     def begin_unlocked(self, table: QueueTable, keys: Sequence[Key]) -> ConnectionCall[frozenset[Key]] | None:
         """Send the packet of a lookup, if it is short and a connection is ready."""
+        if not keys:
+            return None
         lookup = UnlockedLookup(table, keys)
         if not lookup.is_short or (connection := self._pool.ready()) is None:
             return None
