@@ -342,7 +342,7 @@ class Engine:
 
     async def unlocked(self, table: TableId, keys: tuple[Key, ...], *, unscanned: bool) -> tuple[Key, ...]:
         """Those of the messages that a session may try to lock: all of them, or, if no scan has shown some
-        (`unscanned`) or clients of other proxies may have locked some, those that exist and that no other
+        (`unscanned`) or clients of other proxies may have locked some, those that are due and that no other
         transaction has locked just now. None of them if the server does not answer."""
         runner = self._runners.get(table)
         if runner is None or not (unscanned or self._others_may_lock(table)):

@@ -329,8 +329,10 @@ class MemoryStore:
         return self._timed(frozenset(live))
 
     def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Timed[frozenset[Key]]:
-        """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
-        return self._timed(frozenset(self.lookup(table, keys).value.keys() - self.locked))
+        """Those keys whose rows are unacknowledged and due, and locked by no other transaction just now."""
+        found = self.lookup(table, keys).value
+        due = {key for key, entry in found.items() if entry.due_ns <= self.now_ns}
+        return self._timed(frozenset(due - self.locked))
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Release claims. Returns the number of rows whose claim still was ours."""

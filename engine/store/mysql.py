@@ -402,7 +402,7 @@ class MySQLStore:
             return Timed(frozenset(tables[number].id for number in numbers), now_ns(now))
 
     def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Answer[frozenset[Key]]:
-        """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
+        """Those keys whose rows are unacknowledged and due, and locked by no other transaction just now."""
         if not keys:
             return Answer(frozenset())
         lookup = UnlockedLookup(table, keys)

@@ -266,7 +266,7 @@ class Store(Protocol):
         """Those tables that have an unacknowledged row. Each has a scan index."""
 
     def unlocked(self, table: QueueTable, keys: Sequence[Key]) -> Answer[frozenset[Key]]:
-        """Those keys whose rows exist, are unacknowledged, and are locked by no other transaction just now."""
+        """Those keys whose rows are unacknowledged and due, and locked by no other transaction just now."""
 
     def begin_unlocked(self, table: QueueTable, keys: Sequence[Key]) -> BegunCall[frozenset[Key]] | None:
         """Begin `unlocked` without waiting for anything, as `begin_claim` does. None: it cannot be begun so,

@@ -554,10 +554,12 @@ WHERE id IN ($ids) AND time_acked IS NULL
 SELECT /* ackstream poll */ $number FROM $table FORCE INDEX ($scan_index) WHERE time_acked IS NULL LIMIT 1
 
 -- name: lookup_unlocked
--- Those of them that no other transaction has locked for itself. The locks end with the statement.
+-- Those of them that are due and that no other transaction has locked for itself. The locks end with
+-- the statement.
 SELECT /* ackstream lookup */ $id
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
+    AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
 /*!80000 FOR SHARE */ /*M! LOCK IN SHARE MODE */ SKIP LOCKED
 
 -- name: release_lock

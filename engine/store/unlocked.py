@@ -21,7 +21,7 @@ SHORT_CHARS: Final = 8_000
 
 
 class UnlockedLookup(OnePacket):
-    """The lookup of messages that exist, are unacknowledged, and are locked by no other transaction."""
+    """The lookup of messages that are unacknowledged and due, and locked by no other transaction."""
 
     def __init__(self, table: QueueTable, keys: Sequence[Key]) -> None:
         """`keys`: at least one."""

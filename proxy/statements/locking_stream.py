@@ -7,9 +7,10 @@ transaction ends the locks; CommitNotices reports it to the engine.
 
 Under REPEATABLE READ, a session that skips a locked row, or finds no row of an id, locks the gap
 there until its transaction ends. Behind the last row of a table, that keeps producers from inserting
-while the session waits for messages. So, where other proxies may have locked some of the messages,
-or no scan has shown some, a connection of the engine finds out first which exist and are free
-(`Unlocked`): it locks no gaps.
+while the session waits for messages. The row of a message that another proxy has claimed stays locked
+too, and its consumer's ACK waits. So, where other proxies may have taken some of the messages, or no
+scan has shown some, a connection of the engine finds out first which are due and free (`Unlocked`):
+it keeps no locks.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Unlocked(Protocol):
     """Finds out what a session may try to lock."""
 
     def __call__(self, keys: tuple[Key, ...], *, unscanned: bool) -> Awaitable[tuple[Key, ...]]:
-        """Those of the messages that exist and that no other transaction has locked just now, as in
+        """Those of the messages that are due and that no other transaction has locked just now, as in
         Engine.unlocked."""
 
 

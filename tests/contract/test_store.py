@@ -519,6 +519,11 @@ class TestUnlocked:
         assert subject.store.unlocked(subject.table, [1, 2, 3, 4]).value == {1, 3}
         assert subject.store.unlocked(subject.table, []).value == frozenset()
 
+    def test_messages_that_others_have_claimed_are_not_among_them(self, subject: Subject) -> None:
+        put_due(subject, 1, 2)
+        claim(subject, 1)
+        assert subject.store.unlocked(subject.table, [1, 2]).value == {2}
+
     def test_nothing_stays_locked(self, subject: Subject) -> None:
         put_due(subject, 1)
         subject.store.unlocked(subject.table, [1])
