@@ -551,15 +551,10 @@ class Engine:
         on_over = partial(self._parts_over, queue.id)
         on_released = partial(self._semaphores_freed, queue.id)
         on_distrust = partial(self._queues.distrust, queue.id)
+        on_moved = self._on_dead_letters_moved
+        may_have_trigger = partial(self._indirect_writes.may_have_trigger, queue.id.name.casefold())
         runner = TableRunner(
-            self._executor,
-            queue,
-            self._limits,
-            on_distrust,
-            self._on_dead_letters_moved,
-            on_over,
-            on_released,
-            partial(self._indirect_writes.may_have_trigger, queue.id.name.casefold()),
+            self._executor, queue, self._limits, on_distrust, on_moved, on_over, on_released, may_have_trigger
         )
         runner.set_slot(self._roster.found.slot or 0)
         if self._tracer is not None:

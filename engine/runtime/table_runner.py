@@ -261,7 +261,9 @@ class TableRunner:
         """Hand events to the dispatcher. What follows from them alone is done at once: rows of a claim are sent,
         inserted messages are claimed or offered, streams with their LIMIT end. If that is something, the
         decision what to do then comes in the next turn of the event loop: it takes longer, and clients do not
-        wait for it."""
+        wait for it. What was noted before comes first."""
+        if self._note_timer is not None:
+            self._handle_noted()
         if self._handle(self.dispatcher.recorded, events):
             self._undecided = True
             self._note()
@@ -525,8 +527,6 @@ class TableRunner:
         if dispatcher is not self.dispatcher:
             await self._release_claims(outcome.claims)
         elif len(outcome.claims) == 1 or len(outcome.claims) > CLAIMS_IN_ONE_TURN:
-            if self._note_timer is not None:
-                self._handle_noted()
             self._record((outcome.event,))
         else:
             self.handle(outcome.event)

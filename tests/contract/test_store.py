@@ -519,6 +519,10 @@ class TestUnlocked:
         assert subject.store.unlocked(subject.table, [1, 2, 3, 4]).value == {1, 3}
         assert subject.store.unlocked(subject.table, []).value == frozenset()
 
+    def test_a_message_without_a_time_is_due(self, subject: Subject) -> None:
+        subject.put(Row(1, time_next_ns=None))
+        assert subject.store.unlocked(subject.table, [1]).value == {1}
+
     def test_messages_that_others_have_claimed_are_not_among_them(self, subject: Subject) -> None:
         put_due(subject, 1, 2)
         claim(subject, 1)
