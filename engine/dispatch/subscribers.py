@@ -4,8 +4,9 @@ is next.
 Credit is the least of three bounds: the rows on their way to the client (two batches), the
 deliveries that it has not acknowledged (PREFETCH), and the rest of its LIMIT. Of those with credit,
 a claimed message goes to the subscriber with the least load (`Subscriber.load`), and among equals to
-the one that has waited longest. How large the credit is does not count: a poll with LIMIT 1 would get
-nothing beside an endless stream that takes each message as soon as a limit of the queue allows it.
+the one that has waited longest. The size of the credit does not decide. If it did, a poll with LIMIT
+1 would get nothing beside an endless stream that takes each message as soon as a limit of the queue
+allows it.
 
 `Subscribers` contains the streams of one filter group. Each change of one subscriber updates the
 values that the dispatcher reads at every event: the sum of the credit, the next subscriber, the

@@ -48,7 +48,7 @@ CLAIMS_IN_ONE_TURN = 100
 """If a claim took more messages, the next decision waits for the next turn of the event loop: handing
 out a thousand messages takes 6 ms, and picking the next ones another 4. It also waits behind a claim of one
 message, whose client waits for it, while usually no other is ready. Behind any other claim the next one
-begins in the same turn: eight consumers that poll 100 messages each get a tenth more so."""
+begins in the same turn, which gives eight consumers that poll 100 messages each a tenth more."""
 
 
 class Sink(Protocol):

@@ -800,8 +800,8 @@ class RowsThatALockHasReadAreForgotten(Dispatcher):
 class OnlyTheLastEventOfATurnCounts(Dispatcher):
     """The others are forgotten."""
 
-    def together(self, now: Instant, events: Sequence[Callable[[Instant], Effects]]) -> Effects:
-        return events[-1](now)
+    def recorded(self, now: Instant, events: Sequence[Callable[[Instant], Effects]]) -> Effects:
+        return super().recorded(now, events[-1:])
 
 
 class GraceNeverEnds(Dispatcher):
