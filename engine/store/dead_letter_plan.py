@@ -51,7 +51,8 @@ def obstacles(source: TableFacts, name: TableId, target: TableFacts | None) -> t
     Empty if there are none.
     """
     if target is None:
-        return (f"{name} does not exist, or the engine's account may not see it: create it as a message table",)
+        reason = "does not exist, is a view, or the engine's account may not see it"
+        return (f"{name} {reason}: create it as a message table",)
     if target.id == source.id:
         return (f"{name} is the table itself: name another one",)
     match evaluate(target):

@@ -137,7 +137,7 @@ class Rights:
         """
         connection = self._connection
         try:
-            connection.run([statement(check, own=qualified(table)) for check in checks])
+            self._try([statement(check, own=qualified(table)) for check in checks])
         except StoreError as error:
             if connection.broken:
                 raise
@@ -150,18 +150,30 @@ class Rights:
         return own.problem(str(table), own_comments(connection, [table]).get(table, "")) or ""
 
     def _lacking(self, table: TableId, wanted: Sequence[str], and_lease: str = "") -> list[str]:
+        if self._is_denied(table, "SELECT"):  # Nothing else can be tried: SHOW GRANTS has to do.
+            return [privilege for privilege in wanted if not self._grants.cover(table, (privilege,))]
         return [privilege for privilege in wanted if self._is_denied(table, privilege, and_lease)]
 
     def _is_denied(self, table: TableId, privilege: str, and_lease: str = "") -> bool:
         """`and_lease`: the assignment to the table's lease column that an UPDATE of the engine has."""
-        text = statement(f"rights_{privilege.lower()}", table=qualified(table), and_lease=and_lease)
+        names = dict.fromkeys(("rights_select", f"rights_{privilege.lower()}"))
         try:
-            self._connection.run([text])
+            self._try([statement(name, table=qualified(table), and_lease=and_lease) for name in names])
         except StoreError as error:
             if self._connection.broken:
                 raise
             return error.code in DENIED  # Other errors (dropped, locked, another kind) are reported elsewhere.
         return False
+
+    def _try(self, statements: Sequence[str]) -> None:
+        """Run statements that change nothing, in one transaction: the first one shows that the name is a
+        table's, and so it stays. Raises StoreError."""
+        try:
+            self._connection.run([statement("begin"), *statements, statement("rollback")])
+        except StoreError:
+            if not self._connection.broken:
+                self._connection.run([statement("rollback")])
+            raise
 
 
 class _Absent:

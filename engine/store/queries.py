@@ -201,7 +201,7 @@ class TableStatements:
             "row": _ROW.substitute(id=Template(self._form.expression).substitute(column="id")),
             "id_index": quoted(table.id_index),
             "scan_index": quoted(table.scan_index or ""),
-            "scan_hint": f"FORCE INDEX ({quoted(table.scan_index)})" if table.scan_index else "",
+            "scan_hint": scan_hint(table),
             "scan_order": _scan_order(table),
             "lowest_priority": LOWEST_PRIORITY,
             "and_lease": and_lease(table),
@@ -345,6 +345,13 @@ def _selected(table: TableId, selection: Selection) -> str:
     if not selection.partitions:
         return qualified(table)
     return f"{qualified(table)} PARTITION ({', '.join(map(quoted, selection.partitions))})"
+
+
+def scan_hint(table: QueueTable) -> str:
+    """The hint that forces the scan index. Without that, one that leaves the choice to the optimizer."""
+    if table.scan_index is None:
+        return f"IGNORE INDEX FOR GROUP BY ({quoted(table.id_index)})"
+    return f"FORCE INDEX ({quoted(table.scan_index)})"
 
 
 def _arrival_order(table: QueueTable) -> str:

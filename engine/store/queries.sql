@@ -12,6 +12,12 @@
 --     condition on an index, so a scan reads past the entries of the other shares.
 --   * $group is empty, or the columns of the message group behind the others.
 --   * The clock is the server's, without time zones: microseconds since 1970 in UTC, times 1000.
+--   * Each name of a table has an index hint. A view has no index, so the server refuses one that has taken
+--     the place of a table (1176) before it evaluates anything of the view. With SQL SECURITY INVOKER, a view
+--     and its functions would have all the engine's rights. `USE INDEX ()` stands where nothing is read, and
+--     `IGNORE INDEX FOR GROUP BY` where the optimizer chooses the index: no such statement has a GROUP BY.
+--     An INSERT takes no hint. It runs behind a statement that has one, in the same transaction: the lock on
+--     the metadata keeps the name. ALTER TABLE refuses views by itself (1347).
 --
 -- engine/store/queries.py replaces $words: identifiers are quoted, values are literals without escapes.
 
@@ -82,7 +88,7 @@ LIMIT $limit
 -- name: scan_later_slowly
 -- Without a scan index: the rows that come due next, by sorting the table.
 SELECT /* ackstream scan without index */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), time_next $group
-FROM $table
+FROM $table IGNORE INDEX FOR GROUP BY ($id_index)
 WHERE time_acked IS NULL AND time_next > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
     AND ($condition) $portion
 ORDER BY time_next, id
@@ -93,7 +99,7 @@ LIMIT $limit
 -- is missing in both.
 SELECT /* ackstream scan without index */
     $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0) $group
-FROM $table
+FROM $table IGNORE INDEX FOR GROUP BY ($id_index)
 WHERE time_acked IS NULL
     AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
     AND ($condition) $portion
@@ -103,7 +109,7 @@ LIMIT $limit
 -- name: scan_greatest_id
 -- The greatest id of a table with ascending ids, read before a range is. New rows have greater ids.
 SELECT /* ackstream scan */ CAST(COALESCE(MAX(id), 0) + 0 AS BINARY)
-FROM $table
+FROM $table FORCE INDEX ($id_index)
 
 -- name: scan_part_zero
 -- With a condition: the rows of time 0 after an id, by id. Both servers know that the primary key
@@ -401,11 +407,11 @@ ON DUPLICATE KEY UPDATE full_ns = $full_ns
 -- name: rights_rates_read
 -- Whether there is a table of rates, and it may be read.
 SELECT queue, full_ns
-FROM $own
+FROM $own FORCE INDEX (PRIMARY)
 WHERE FALSE
 
 -- name: rights_rates_write
--- Whether it may be written to.
+-- Whether it may be written to. Runs behind the one that reads.
 INSERT INTO $own (queue, full_ns)
 SELECT '', 0
 FROM DUAL
@@ -456,11 +462,11 @@ WHERE queue = $queue AND group_hash IN ($groups) AND full_ns < $before_ns
 -- name: rights_group_rates_read
 -- Whether there is a table of the rates of message groups, and it may be read.
 SELECT queue, group_hash, full_ns
-FROM $own
+FROM $own FORCE INDEX (PRIMARY)
 WHERE FALSE
 
 -- name: rights_group_rates_write
--- Whether it may be written to.
+-- Whether it may be written to. Runs behind the one that reads.
 INSERT INTO $own (queue, group_hash, full_ns)
 SELECT '', '', 0
 FROM DUAL
@@ -469,7 +475,7 @@ ON DUPLICATE KEY UPDATE full_ns = 0
 
 -- name: rights_group_rates_delete
 -- Whether rows may be deleted.
-DELETE FROM $own
+DELETE FROM $own USING $own FORCE INDEX (PRIMARY)
 WHERE FALSE
 
 -- name: limit_release
@@ -500,7 +506,7 @@ WHERE table_schema = $db AND table_type NOT IN ('VIEW', 'SYSTEM VIEW') AND table
 -- name: rights_semaphores_read
 -- Whether the table of semaphores may be read.
 SELECT name, capacity
-FROM $own
+FROM $own FORCE INDEX (PRIMARY)
 WHERE FALSE
 
 -- name: semaphore_holders
@@ -603,7 +609,7 @@ LIMIT $limit
 -- Locks the dead-letter table's metadata until the commit, so its comment and columns stay the
 -- same. Runs before the savepoint: rolling back to it would release the lock.
 SELECT /* ackstream dead letter */ 1
-FROM $dead_letter
+FROM $dead_letter USE INDEX ()
 LIMIT 0
 
 -- name: dead_letter_there
@@ -615,7 +621,8 @@ FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked < $before_ns
 
 -- name: dead_letter_insert
--- Copies locked rows on the server, column by column. No value passes through the engine.
+-- Copies locked rows on the server, column by column, behind dead_letter_hold. No value passes through the
+-- engine.
 INSERT /* ackstream dead letter */ INTO $dead_letter ($columns, time_next, time_acked)
 SELECT $columns, $now_ns, NULL
 FROM $table FORCE INDEX ($id_index)
@@ -690,7 +697,7 @@ ADD PARTITION ($definitions)
 -- name: retention_rest
 -- Whether the last partition, for all later times, has a row.
 SELECT /* ackstream purge */ 1
-FROM $table $partitions
+FROM $table $partitions IGNORE INDEX FOR GROUP BY ($id_index)
 LIMIT 1
 
 -- name: retention_split
@@ -784,32 +791,32 @@ SELECT /* ackstream rights */ CURRENT_USER(), VERSION()
 SHOW GRANTS
 
 -- name: rights_select
--- Whether the account may look for messages. Like the statements below it reads no row, and
--- requires no other privilege, and none on columns that the engine does not use.
+-- Whether the account may look for messages. The statements below run behind it. They read no row either,
+-- and require no other privilege, and none on columns that the engine does not use.
 SELECT /* ackstream rights */ id, priority, epoch, time_next, time_acked
-FROM $table
+FROM $table USE INDEX ()
 WHERE FALSE
 
 -- name: rights_update
 -- Whether it may claim and release messages.
-UPDATE /* ackstream rights */ $table
+UPDATE /* ackstream rights */ $table USE INDEX ()
 SET epoch = 0, time_next = 0 $and_lease
 WHERE FALSE
 
 -- name: rights_claim
 -- Whether it may do both in one statement. MySQL denies this with UPDATE on the database and SELECT
 -- on the table only.
-UPDATE /* ackstream rights */ $table
+UPDATE /* ackstream rights */ $table USE INDEX ()
 SET epoch = epoch + 1, time_next = 0 $and_lease
 WHERE id IS NULL AND time_acked IS NULL AND FALSE
 
 -- name: rights_delete
 -- Whether it may purge acknowledged messages.
-DELETE /* ackstream rights */ FROM $table
+DELETE /* ackstream rights */ FROM $table USING $table USE INDEX ()
 WHERE FALSE
 
 -- name: rights_insert
--- Whether it may move dead messages into the table.
+-- Whether it may move dead messages into the table. Runs behind rights_select.
 INSERT /* ackstream rights */ INTO $table (id)
 SELECT 0
 FROM DUAL

@@ -5,6 +5,8 @@
 --   * A SELECT that returns rows has a LIMIT of its own, because the session's sql_select_limit may be 0.
 --   * Text is read as HEX(CONVERT(… USING utf8mb4)), so that the character set of the client's
 --     results does not matter.
+--   * What runs on the engine's connection says so. There each name of a table has an index hint, for
+--     the reason that engine/store/queries.sql gives: with it, the server refuses a view.
 --
 -- $words are filled in by proxy/session/queries.py: identifiers quoted, values as literals that
 -- need no escaping.
@@ -54,7 +56,7 @@ UPDATE $table SET time_acked = NULL WHERE FALSE
 SET $variable = $charset
 
 -- name: server_time
--- The server's clock in nanoseconds since 1970.
+-- The server's clock in nanoseconds since 1970. Also on the engine's connection.
 SELECT $now_ns LIMIT 1
 
 -- name: show_create_table
@@ -143,7 +145,8 @@ LIMIT $limit
 SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT $limit
 
 -- name: slot_holders
--- The connections that hold the slots of proxies; NULL for a slot that was released meanwhile.
+-- The connections that hold the slots of proxies; NULL for a slot that was released meanwhile. Also on the
+-- engine's connection.
 SELECT $locks LIMIT 1
 
 -- name: published
@@ -319,44 +322,46 @@ DO RELEASE_LOCK($name)
 
 -- name: next_priority
 -- The most urgent priority that has unacknowledged messages, of those that the condition leaves.
-SELECT MIN(priority) FROM $table WHERE $condition LIMIT 1
+-- Also on the engine's connection.
+SELECT MIN(priority) FROM $index WHERE $condition LIMIT 1
 
 -- name: counts
 -- All counts of a queue in one statement. Without the outer SELECT, the LIMIT would be that of the
--- last one.
+-- last one. Also on the engine's connection.
 SELECT * FROM ($counts) AS every_one LIMIT $limit
 
 -- name: count_entries
--- Counts the index entries of a range, up to a limit.
+-- Counts the index entries of a range, up to a limit. Also on the engine's connection.
 SELECT $place AS place, COUNT(*), 0 FROM (SELECT 1 FROM $index WHERE $range LIMIT $limit) AS q
 
 -- name: count_delivered
 -- The same with the number of messages in flight, which only the rows hold. MySQL
 -- reads thousands of rows ahead of an inner SELECT in spite of its LIMIT, so the inner one reads
--- the index alone.
+-- the index alone. Also on the engine's connection.
 SELECT $place AS place, COUNT(*), COALESCE(SUM($in_flight), 0)
 FROM (SELECT id FROM $index WHERE $range LIMIT $limit) AS q
 STRAIGHT_JOIN $table AS r FORCE INDEX ($id_index) ON r.id = q.id AND r.time_acked IS NULL
 
 -- name: earliest
--- When the first message of a range is due.
+-- When the first message of a range is due. Also on the engine's connection.
 SELECT $place AS place, MIN(time_next), 0 FROM $index WHERE $range
 
 -- name: newest_id
 -- The greatest id. With an id of FLOAT and no CAST, all numbers of the union would be FLOAT.
-SELECT $place AS place, CAST(MAX(id) AS DECIMAL(30)), 0 FROM $table
+-- Also on the engine's connection.
+SELECT $place AS place, CAST(MAX(id) AS DECIMAL(30)), 0 FROM $table FORCE INDEX ($id_index)
 
 -- name: estimates
--- How many rows the optimizer expects of each SELECT.
+-- How many rows the optimizer expects of each SELECT. Also on the engine's connection.
 EXPLAIN FORMAT=TRADITIONAL $counts
 
 -- name: count_range
--- Is not run, but estimated: a range of the index.
-SELECT COUNT(*) FROM $table WHERE $range
+-- Is not run, but estimated: a range of the index. Also on the engine's connection.
+SELECT COUNT(*) FROM $index WHERE $range
 
 -- name: count_table
--- Is not run, but estimated: the whole table.
-SELECT COUNT(*) FROM $table
+-- Is not run, but estimated: the whole table. Also on the engine's connection.
+SELECT COUNT(*) FROM $index
 
 -- name: find_acknowledged
 -- A batch of messages that were acknowledged before the purge began. Locked ones are passed over.

@@ -26,6 +26,7 @@ from engine.model import NS_PER_S
 from engine.queue_table import Policy, QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
+from engine.store.queries import scan_hint
 from proxy.session.internal_queries import checked_query, rows, server_time_ns, text_rows
 from proxy.session.queries import sql
 from proxy.wire.columns import parse_column
@@ -146,9 +147,9 @@ class Depth:
 async def measure(counting: Counting, queue: QueueTable) -> Depth:
     """Count a queue that has a scan index. Raises what `counting` raises."""
     assert queue.scan_index is not None
-    table = _indexed(queue)
+    index = _indexed(queue)
     depth = Depth(now_ns=await counting.now_ns())
-    levels, all_found = await priorities(counting, table)
+    levels, all_found = await priorities(counting, index)
     if not all_found:
         depth.estimated |= {"ready", "scheduled", "in_flight"}
     bound = max(1, COUNT_MAX // max(1, len(levels)))
@@ -157,9 +158,9 @@ async def measure(counting: Counting, queue: QueueTable) -> Depth:
     acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
     recent = _Range(f"time_acked > {depth.now_ns - RATE_WINDOW_S * NS_PER_S}", COUNT_MAX)
     ranges = [acknowledged, recent, *(entries for part in parts for entries in part.ranges)]
-    others = [partial(sql, "earliest", index=table, range=part.own) for part in parts]
+    others = [partial(sql, "earliest", index=index, range=part.own) for part in parts]
     if queue.id_grows:
-        others.append(partial(sql, "newest_id", table=qualified(queue.id)))
+        others.append(partial(sql, "newest_id", table=qualified(queue.id), id_index=quoted(queue.id_index)))
     whole = [acknowledged, *(entries for part in parts for entries in part.whole)] if all_found else ()
     oldest = await _count(counting, queue, ranges, others, whole=whole)
     if queue.id_grows:
@@ -203,7 +204,7 @@ async def count_unacknowledged(counting: Counting, queue: QueueTable) -> tuple[i
     unacknowledged = _Range("time_acked IS NULL", COUNT_MAX)
     if queue.scan_index is None:
         unacknowledged.exact = False
-        await _estimate(counting, qualified(queue.id), [unacknowledged])
+        await _estimate(counting, _indexed(queue), [unacknowledged])
     else:
         acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
         both = (unacknowledged, acknowledged)
@@ -272,16 +273,16 @@ class _Part:
 
 
 def _indexed(queue: QueueTable) -> str:
-    return f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index or '')})"
+    return f"{qualified(queue.id)} {scan_hint(queue)}"
 
 
-async def priorities(counting: Counting, table: str) -> tuple[list[str], bool]:
+async def priorities(counting: Counting, index: str) -> tuple[list[str], bool]:
     """The priorities that have unacknowledged messages, most urgent first, and whether the list is
     complete."""
     found: list[str] = []
     condition = "time_acked IS NULL"
     while len(found) <= PRIORITIES_MAX:
-        ((priority,),) = await counting.rows(sql("next_priority", table=table, condition=condition))
+        ((priority,),) = await counting.rows(sql("next_priority", index=index, condition=condition))
         if priority is None:
             return found, True
         found.append(priority)
@@ -315,7 +316,7 @@ async def _count(
     return [found[at][0] for at in range(len(ranges), len(selects))]
 
 
-async def _estimate(counting: Counting, table: str, ranges: Sequence[_Range], *, whole: Sequence[_Range] = ()) -> None:
+async def _estimate(counting: Counting, index: str, ranges: Sequence[_Range], *, whole: Sequence[_Range] = ()) -> None:
     """Replace counts that are not exact by the optimizer's estimates.
 
     The optimizer reads both ends of each range. InnoDB doubles what it finds, up to half of the
@@ -324,8 +325,8 @@ async def _estimate(counting: Counting, table: str, ranges: Sequence[_Range], *,
     estimated = [entries for entries in ranges if not entries.exact]
     if not estimated:
         return
-    selects = [sql("count_range", table=table, range=entries.where) for entries in estimated]
-    selects.append(sql("count_table", table=table))
+    selects = [sql("count_range", index=index, range=entries.where) for entries in estimated]
+    selects.append(sql("count_table", index=index))
     found = await counting.expected(sql("estimates", counts=" UNION ALL ".join(selects)))
     for entries, rows_expected in zip(estimated, found, strict=False):
         entries.count = max(entries.count, rows_expected)

@@ -18,6 +18,7 @@ from engine.quoting import qualified, quoted, text_literal
 from engine.store import queries
 from engine.store.queries import FORMS, TableStatements, Text, parse, statement, statements_of, templates
 from tests.support.stores import MemorySubject
+from tests.support.table_names import OF_LIMITS, names_without_hint
 
 TABLE = MemorySubject().table
 FILE = resources.files("engine.store").joinpath("queries.sql").read_text("utf-8")
@@ -46,6 +47,20 @@ def test_each_order_by_with_a_limit_is_total() -> None:
         order = re.search(r"ORDER BY (.*)\nLIMIT", template.template)
         if order and name not in exempt:
             assert re.search(r"\b(id|group_hash)( DESC)?$|\$scan_order$|\$arrival_order$", order[1]), name
+
+
+@pytest.mark.parametrize("name", sorted(templates().keys() - OF_LIMITS))
+def test_each_name_of_a_table_has_an_index_hint_so_that_the_server_refuses_a_view(name: str) -> None:
+    text = templates()[name].template
+    without = names_without_hint(text)
+    if text.startswith("ALTER"):
+        assert without == ["TABLE"]  # It refuses views by itself.
+    elif text.startswith("INSERT"):
+        assert without == ["INTO"]  # It takes no hint. Its description names the statement that has one.
+        (part,) = (part for part in parts() if part.startswith(f"-- name: {name}\n"))
+        assert re.search(r"behind (the one that reads|\w+_\w+)", part)
+    else:
+        assert without == []
 
 
 def test_a_word_that_is_missing_is_an_error() -> None:

@@ -12,16 +12,27 @@ import pytest
 from engine.catalog.own_tables import OWN_TABLES
 from engine.store.queries import parse
 from proxy.session.queries import sql, templates
+from tests.support.table_names import names_without_hint
 
 PROXY = Path(__file__).parents[4] / "proxy"
 FILE = resources.files("proxy.session").joinpath("queries.sql").read_text("utf-8")
 
 
+ON_THE_ENGINES_CONNECTION = ("checks", "server", "statements/depth", "statements/proxies", "commands/doctor")
+"""The modules and folders whose statements run there."""
+
+
 def names_used() -> set[str]:
+    """The names of statements in all modules."""
+    return names_in("")
+
+
+def names_in(*places: str) -> set[str]:
     """The strings that are given as a statement's name: sql("…"), partial(sql, "…"), partial(count, "…")."""
+    paths = {path for place in places for path in (*PROXY.glob(f"{place}.py"), *(PROXY / place).rglob("*.py"))}
     strings = {
         node.value
-        for path in PROXY.rglob("*.py")
+        for path in paths
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and ast.unparse(call.func) in {"sql", "partial"}
         for node in call.args
@@ -53,6 +64,18 @@ def test_each_select_that_may_return_rows_has_a_limit_of_its_own() -> None:
         text = template.template
         if text.startswith("SELECT") and name not in shown | estimated | counted | one_row | exported:
             assert re.search(r"\bLIMIT (\d+|\$limit)(\sFOR UPDATE SKIP LOCKED)?$", text), name
+
+
+def test_on_the_engines_connection_each_name_of_a_table_has_an_index_hint() -> None:
+    said = {
+        part.removeprefix("-- name: ").split("\n")[0]
+        for part in FILE.split("\n\n")
+        if part.startswith("-- name:") and re.search(r"engine's\s(--\s)?(connection|account)", part)
+    }
+    shown = {"copied_select", "copied_delete"}  # Not run: the page of a queue shows them to be copied.
+    assert said == names_in(*ON_THE_ENGINES_CONNECTION) - shown
+    for name in said:
+        assert names_without_hint(templates()[name].template) == [], name
 
 
 def test_a_word_that_is_missing_is_an_error() -> None:

@@ -1,0 +1,233 @@
+"""A view in the place of a table reaches nothing: no statement that the engine's account runs evaluates any of it.
+
+An owner of a database can put a view wherever the engine expects a table, at any moment. With SQL SECURITY INVOKER,
+the view and the functions in it would have all the rights of the engine's account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from engine.catalog.own_tables import OWN_TABLES, SEMAPHORES_TABLE
+from engine.model import TableId, Wanted
+from engine.queue_table import GROUP_RATES, RATES, SEMAPHORES, QueueTable
+from engine.quoting import qualified, quoted
+from engine.store.mysql import MySQLStore
+from engine.store.port import StoreError
+from engine.store.queries import TableStatements, scan_hint
+from engine.store.queries import templates as engine_templates
+from proxy.embedded.server import EmbeddedServer
+from proxy.session.queries import sql as client_sql
+from proxy.session.queries import templates as proxy_templates
+from tests.support.stores import COMMENT, GROWING, NEEDS, TAKING, ServerSubject
+from tests.support.table_names import NAMES, OF_LIMITS, words_of
+
+NO_SUCH_KEY, NO_BASE_TABLE = 1176, 1347
+
+BEHIND = {
+    "dead_letter_insert": "dead_letter_hold",
+    "rights_insert": "rights_select",
+    "rights_rates_write": "rights_rates_read",
+    "rights_group_rates_write": "rights_group_rates_read",
+}
+"""Of each INSERT the statement that runs before it, in the same transaction."""
+
+ON_TABLES = sorted(
+    name for name, text in engine_templates().items() if words_of(text.template) & NAMES and name not in OF_LIMITS
+)
+OF_THE_PROXY = sorted(
+    {"next_priority", "count_entries", "count_delivered", "earliest", "newest_id", "count_range", "count_table"}
+    | {"estimates", "shown_messages", "shown_groups", "shown_message", "trace_contexts"}
+)
+"""Those of the proxy that the engine's account runs."""
+
+VIEWS = {
+    "the rights of its user": "CREATE SQL SECURITY INVOKER VIEW {view} AS SELECT * FROM {table} WHERE {seen} = 1",
+    "the rights of its owner": "CREATE SQL SECURITY DEFINER VIEW {view} AS SELECT * FROM {table} WHERE {seen} = 1",
+    "rows that are computed first": (
+        "CREATE SQL SECURITY INVOKER VIEW {view} AS"
+        " SELECT * FROM (SELECT * FROM {table} WHERE {seen} = 1 UNION SELECT * FROM {table} LIMIT 5) AS first_ones"
+    ),
+    "no table": "CREATE SQL SECURITY INVOKER VIEW {view} AS SELECT * FROM (SELECT {columns} LIMIT 1) AS computed",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A queue with all options, described, and a second database with views of the same names."""
+
+    subject: ServerSubject
+    views: str
+
+    @property
+    def queue(self) -> QueueTable:
+        """The queue as if it were described there, before the views took its place."""
+        return replace(self.subject.table, id=TableId(self.views, self.subject.table.id.name))
+
+    def text(self, name: str, queue: QueueTable) -> str:
+        """A statement of either file on that queue and its other tables."""
+        template = engine_templates().get(name) or proxy_templates()[name]
+        return template.substitute(words(queue, name))
+
+    def put(self, view: str) -> None:
+        """Put views in the places of the queue, its dead-letter table and ackstream's own tables."""
+        for name in ("messages", "dead", *OWN_TABLES):
+            columns = self.subject.execute(f"SHOW COLUMNS FROM {self.subject.database}.{name}")
+            seen = f"{self.subject.database}.seen()"
+            statement = VIEWS[view].format(
+                view=f"{self.views}.{name}",
+                table=f"{self.subject.database}.{name}",
+                seen=seen,
+                columns=", ".join(f"{seen} AS {quoted(column[0])}" for column in columns),
+            )
+            self.subject.execute(f"DROP VIEW IF EXISTS {self.views}.{name}")
+            self.subject.execute(statement)
+
+    def state(self) -> list[object]:
+        """All rows behind the views, and how often their function ran."""
+        names = ("messages", "dead", *OWN_TABLES, "seen_rows")
+        return [self.subject.execute(f"SELECT * FROM {self.subject.database}.{name}") for name in names]
+
+
+@pytest.fixture(scope="module")
+def place(server: EmbeddedServer) -> Iterator[Place]:
+    subject = ServerSubject(
+        server,
+        columns=GROWING + NEEDS + ", tenant INT, traceparent TEXT",
+        groups=["tenant"],
+        in_flight=10,
+        group_limit=2,
+        strict=True,
+        rate=1.0,
+        group_rate=1.0,
+        batches=True,
+    )
+    subject.execute(client_sql(SEMAPHORES_TABLE.create, table=SEMAPHORES, comment=f"'{SEMAPHORES_TABLE.comment()}'"))
+    views = f"{subject.database}_views"
+    subject.execute("INSERT INTO messages (id, tenant) VALUES (1, 1), (2, 1)")
+    subject.execute(f"CREATE TABLE dead {subject.definition.replace(COMMENT, TAKING)}")
+    subject.execute("CREATE TABLE seen_rows (n INT)")
+    subject.execute("SET GLOBAL log_bin_trust_function_creators = 1")
+    subject.execute(
+        "CREATE FUNCTION seen() RETURNS INT DETERMINISTIC SQL SECURITY INVOKER"
+        " BEGIN INSERT INTO seen_rows VALUES (1); RETURN 1; END"
+    )
+    subject.execute(f"CREATE DATABASE {views}")
+    yield Place(subject, views)
+    subject.execute(f"DROP DATABASE {views}")
+    subject.close()
+
+
+def words(queue: QueueTable, name: str) -> dict[str, object]:
+    """What the words of a statement on a queue with all options stand for."""
+    sql, db = TableStatements(queue), queue.id.db
+    rates = GROUP_RATES if "group_rates" in name else RATES
+    assert queue.batch
+    assert queue.after_batch
+    assert queue.lease_index
+    assert queue.lease_column
+    return {
+        **sql.words,
+        **sql.order_words,
+        **dict.fromkeys(("portion", "partitions", "nowait", "descending", "payload"), ""),
+        **dict.fromkeys(("priority", "epoch", "number", "place", "after_ns", "after_id", "from_ns", "age_ns"), 0),
+        **dict.fromkeys(("wait_us", "below_us", "full_ns", "batch", "batches", "ids", "in_flight"), 1),
+        **dict.fromkeys(("limit", "most", "count", "read", "until_ns", "before_ns", "now_ns", "waiting_ns"), 10),
+        **dict.fromkeys(("behind", "in_group", "gone", "named", "range"), "TRUE"),
+        **dict.fromkeys(("is_open", "reason", "reason_at"), "NULL"),
+        "time_next": "time_next",
+        "columns": quoted("tenant") if name == "shown_groups" else quoted("id"),
+        "values": quoted("tenant"),
+        "lease": quoted(queue.lease_column),
+        "lease_index": quoted(queue.lease_index),
+        "needs": quoted("needs"),
+        "column": quoted("needs"),
+        "after_batch": quoted(queue.after_batch.name),
+        "after_index": quoted(queue.after_batch.index),
+        "batch_value": quoted(queue.after_batch.name),
+        "parts": qualified(queue.id),
+        "part_batch": quoted(queue.batch.name),
+        "part_index": quoted(queue.batch.index),
+        "dead_letter": qualified(TableId(db, "dead")),
+        "own": qualified(TableId(db, SEMAPHORES if "semaphores" in name else rates)),
+        "names": quoted("p"),
+        "definitions": "PARTITION p VALUES LESS THAN (1)",
+        "index": f"{qualified(queue.id)} {scan_hint(queue)}",
+        "counts": f"SELECT COUNT(*) FROM {qualified(queue.id)} {scan_hint(queue)}",
+    }
+
+
+def outcome(store: MySQLStore, texts: Sequence[str]) -> int:
+    """The error of statements in one transaction, which is undone; 0: there is none."""
+    with store._pool.connection() as connection:
+        try:
+            connection.run(["START TRANSACTION", *texts])
+        except StoreError as error:
+            return error.code
+        finally:
+            connection.run(["ROLLBACK"])
+    return 0
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_server_refuses_each_statement_on_a_view_and_evaluates_nothing(place: Place, view: str) -> None:
+    place.put(view)
+    before = place.state()
+    answers = {}
+    for name in (*ON_TABLES, *OF_THE_PROXY):
+        texts = [place.text(one, place.queue) for one in (BEHIND.get(name), name) if one]
+        answers[name] = outcome(place.subject.store, texts)
+        assert place.state() == before, f"{name}: {texts}"
+    refusals = {name: NO_BASE_TABLE if text.startswith("ALTER") else NO_SUCH_KEY for name, text in _texts().items()}
+    assert answers == refusals
+
+
+def test_each_statement_works_on_the_tables_themselves(place: Place) -> None:
+    """So the refusals above are those of views, and not of what the words stand for."""
+    for name, text in _texts().items():
+        texts = [place.text(one, place.subject.table) for one in (BEHIND.get(name), name) if one]
+        if not text.startswith("ALTER"):
+            assert outcome(place.subject.store, texts) == 0, texts
+
+
+def _texts() -> dict[str, str]:
+    files = {**proxy_templates(), **engine_templates()}
+    return {name: files[name].template for name in (*ON_TABLES, *OF_THE_PROXY)}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_call_of_the_store_on_a_queue_that_has_become_a_view_evaluates_any_of_it(place: Place, view: str) -> None:
+    """With a scan index or without, with a condition or without."""
+    place.put(view)
+    before = place.state()
+    store, queue = place.subject.store, place.queue
+    slow = replace(queue, scan_index=None)
+    calls = {
+        "a scan": lambda: store.scan(queue, 10),
+        "a scan without index": lambda: store.scan(slow, 10),
+        "abandoned messages": lambda: store.find_abandoned(slow, 1, 10),
+        "a purge": lambda: store.purge(queue, 0, 10),
+        "a purge without index": lambda: store.purge(slow, 0, 10),
+        "a poll": lambda: store.unacknowledged([queue]),
+        "dead letters": lambda: store.move_dead_letters(queue, [Wanted(1, 0, 1)], TableId(place.views, "dead")),
+    }
+    for name, call in calls.items():
+        with pytest.raises(StoreError) as refused:
+            call()
+        assert refused.value.code == NO_SUCH_KEY, name
+        assert place.state() == before, name
+    assert store.describe(queue.id).value is None
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_dead_messages_stay_where_their_dead_letter_table_has_become_a_view(place: Place, view: str) -> None:
+    place.put(view)
+    before, subject = place.state(), place.subject
+    moved = subject.store.move_dead_letters(subject.table, [Wanted(1, 0, 0)], TableId(place.views, "dead")).value
+    assert not moved.moved
+    assert moved.problem is not None
+    assert "is a view" in moved.problem
+    assert place.state()[1:] == before[1:]
