@@ -10,6 +10,8 @@ PYTHON_CODE := hatch_build.py $(foreach folder,$(FOLDERS),$(if $(wildcard $(fold
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 # A third process uses the time in which tests of the others wait for servers and for clocks.
 TEST_PROCESSES ?= 3
+# What the tests run on.
+SERVERS := mariadb mariadb-11 mysql
 
 .PHONY: help
 help: ## Show the targets, with how long they take on two idle cores once all is installed ("about": estimated)
@@ -26,13 +28,13 @@ demo: .venv/.demo ## Show it at work: a tenant that floods, a consumer killed, t
 	@.venv/bin/python demo/run.py $(DEMO)
 
 .PHONY: test
-test: .venv/.demo ## Run all tests, on MySQL 9.x and on MariaDB (10 min)
-	@scripts/prepare mariadb mysql galera dump compiler
+test: .venv/.demo ## Run all tests, on MySQL 9.x and on MariaDB 10.11 or 11.8 (10 min)
+	@scripts/prepare $(SERVERS) galera dump compiler
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 .PHONY: test-drivers
 test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the programs of examples/ in eight languages, and pools of connections (1.2 min)
-	@scripts/prepare mariadb mysql
+	@scripts/prepare $(SERVERS)
 	@.venv/bin/python -m pytest -n 2 -m drivers tests/drivers
 
 .PHONY: test-deploy
@@ -63,21 +65,21 @@ test-failover: .venv/.stamp ## Kill a primary under load, 20 times for each kind
 
 .PHONY: test-pipeline
 test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, killed executors and drivers included (12 min)
-	@scripts/prepare mariadb mysql pipeline
+	@scripts/prepare $(SERVERS) pipeline
 	@$(TYPES)
 	@.venv/bin/python -m pytest -n 2 --dist loadgroup -m pipeline tests/pipeline
 
 # `make test` and `make test-pipeline` run a slice of these, drawn by a seed that they print (TESTS_SEED repeats it).
 .PHONY: test-long
 test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kills, mutants, 25 times the examples, fuzz (an hour or more)
-	@scripts/prepare mariadb mysql compiler pipeline
+	@scripts/prepare $(SERVERS) compiler pipeline
 	@TESTS_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) tests/property
 	@TESTS_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "either_server or sampled" tests
 	@$(MAKE) fuzz
 
 .PHONY: test-needs
 test-needs: .venv/.demo .venv-docs/.stamp .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline ## Install what the tests and drivers need
-	@scripts/prepare mariadb mysql galera dump compiler pipeline
+	@scripts/prepare $(SERVERS) galera dump compiler pipeline
 
 VERSIONS := oldest newest
 # Without the tests of the locked versions and of the build.
@@ -87,7 +89,7 @@ VERSIONS_TESTS := tests/unit tests/property tests/contract \
 	$(patsubst %,--ignore=tests/unit/test_%.py,installed_names licences)
 .PHONY: test-versions
 test-versions: .venv/.stamp ## Run tests with the oldest and newest versions allowed (about 25 min; VERSIONS=…, VERSIONS_TESTS=…)
-	@scripts/prepare mariadb mysql compiler pipeline
+	@scripts/prepare $(SERVERS) compiler pipeline
 	@scripts/test-versions "$(VERSIONS)" -n $(TEST_PROCESSES) --dist loadgroup -m "" $(VERSIONS_TESTS)
 
 .PHONY: setup
@@ -152,13 +154,13 @@ chaos-short: ## The same for two minutes (TESTS_SEED repeats it)
 
 .PHONY: chaos
 chaos: .venv/.stamp ## Let faults happen to proxies, servers, clients at work, and check what followed (MINUTES=30 SEED=n CHAOS=…)
-	@scripts/prepare mariadb mysql compiler
+	@scripts/prepare $(SERVERS) compiler
 	@.venv/bin/python -m tests.fault.chaos --minutes $(MINUTES) --seed $(SEED) --shrink 8 $(CHAOS)
 
 PACKETS := 1000000
 .PHONY: fuzz
-fuzz: .venv/.stamp ## Send a million damaged packets through the proxy, to both servers (11 min; PACKETS=…)
-	@scripts/prepare mariadb mysql
+fuzz: .venv/.stamp ## Send a million damaged packets through the proxy, to each server (11 min; PACKETS=…)
+	@scripts/prepare $(SERVERS)
 	@.venv/bin/python -m tests.support.fuzzing $(PACKETS)
 
 .PHONY: wheel

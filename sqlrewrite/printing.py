@@ -1,7 +1,7 @@
 """Prints a table as the CREATE QUEUE that makes it, from the server's SHOW CREATE TABLE.
 
 What CREATE QUEUE adds by itself is left out: the columns, if they are the first ones, in order, as
-both servers print them, and the keys. Everything else is printed unchanged.
+the servers print them, and the keys. Everything else is printed unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _PRINTED: Final = {
 }
 _DELAYED: Final = re.compile(r"`time_next` bigint(?:\(20\))? DEFAULT \(.*coalesce\(.*1000000000.*\)", re.IGNORECASE)
 """The default of time_next with DELAY_BY."""
-_INVISIBLE: Final = r"(?:(?: DEFAULT NULL)? /\*!80023 INVISIBLE \*/| INVISIBLE DEFAULT NULL)"
+_INVISIBLE: Final = r"(?:(?: DEFAULT NULL)? /\*!80023 INVISIBLE \*/| INVISIBLE DEFAULT NULL| DEFAULT NULL INVISIBLE)"
+"""As MySQL, MariaDB 10 and MariaDB 11 print it."""
 _EXTRAS: Final = (
     ("LEASE", "", re.compile(rf"`([^`]+)` bigint(?:\(20\))?{_INVISIBLE}")),
     ("REASON", "", re.compile(rf"`([^`]+)` text(?: CHARACTER SET utf8mb4)?(?: COLLATE \w+)?{_INVISIBLE}")),
@@ -36,7 +37,7 @@ _EXTRAS: Final = (
     ("AFTER_BATCH", "", re.compile(r"`([^`]+)` bigint(?:\(20\))? unsigned DEFAULT NULL")),
 )
 """The columns that options add, in order: the option, what follows its value in the name, and the
-column as both servers print it."""
+column as the servers print it."""
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
 _PRINTED_GROUP_KEY: Final = re.compile(r"KEY `time_acked_\d+` \(`time_acked`,`priority`,(.+),`time_next`,`id`\)")
 _PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"

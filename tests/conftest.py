@@ -1,7 +1,8 @@
 """Fixtures that all tests share: real servers, and a database of its own for each test.
 
-Tests that ask for `server` run once on MySQL 9.x and once on MariaDB. The servers belong to the
-pytest process (each xdist worker has its own) and end with it, however it ends.
+Tests that ask for `server` run once on MySQL 9.x and once on MariaDB, 10.11 or 11.8, which is drawn for
+each file (tests/support/sampling.py). The servers belong to the pytest process (each xdist worker has its
+own) and end with it, however it ends.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import Consumer
 from tests.support.sampling import SEED, examples, taken
 from tests.support.servers import (
-    FLAVOURS,
+    FLAVOUR_OF,
     LEFT_OUT,
+    SERVERS,
     ServerMissingError,
+    ServerName,
     ServerPool,
     connect,
     server_binary,
@@ -65,8 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this run does not take, and give those that compute their limits."""
-    there = [flavour for flavour in FLAVOURS if not _server_line(flavour).startswith(f"{flavour}: ***")]
-    kept = taken(items, there)
+    kept = taken(items, [name for name in SERVERS if "***" not in _server_line(name)])
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
     for item in items:
@@ -106,30 +108,38 @@ def server_pool() -> Iterator[ServerPool]:
     pool.close()
 
 
-@pytest.fixture(scope="session", params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Flavour:
-    """Each kind of server in turn."""
-    chosen: Flavour = request.param
+@pytest.fixture(scope="session", params=SERVERS)
+def server_name(request: pytest.FixtureRequest) -> ServerName:
+    """Each server in turn."""
+    chosen: ServerName = request.param
     return chosen
 
 
 @pytest.fixture(scope="session")
-def server(server_pool: ServerPool, flavour: Flavour) -> EmbeddedServer:
-    """The shared server of the flavour: use `database`, and leave its settings as they are."""
-    return server_pool.get(flavour)
+def flavour(server_name: ServerName) -> Flavour:
+    """What the server's SQL is like."""
+    return FLAVOUR_OF[server_name]
+
+
+@pytest.fixture(scope="session")
+def server(server_pool: ServerPool, server_name: ServerName) -> EmbeddedServer:
+    """The shared server of this name: use `database`, and leave its settings as they are."""
+    return server_pool.get(server_name)
 
 
 @pytest.fixture
-def private_server(flavour: Flavour) -> Iterator[EmbeddedServer]:
+def private_server(server_name: ServerName) -> Iterator[EmbeddedServer]:
     """A durable server that belongs to one test, which may kill it or change its settings."""
-    with server_or_skip(flavour, durable=True) as server:
+    with server_or_skip(server_name, durable=True) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def proxy(server: EmbeddedServer, flavour: Flavour, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+def proxy(
+    server: EmbeddedServer, server_name: ServerName, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningProxy]:
     """The shared proxy in front of the shared server: do not kill it."""
-    with running_proxy(server, tmp_path_factory.mktemp(f"proxy-{flavour}") / "log") as proxy:
+    with running_proxy(server, tmp_path_factory.mktemp(f"proxy-{server_name}") / "log") as proxy:
         yield proxy
 
 
@@ -178,14 +188,14 @@ def drop_database(server: EmbeddedServer, name: str) -> None:
 
 def pytest_report_header() -> list[str]:
     """Which servers this run tests, the missing ones with the reason, and the seed of what it draws."""
-    return [*map(_server_line, FLAVOURS), f"seed: {SEED} (repeat with TESTS_SEED={SEED})"]
+    return [*map(_server_line, SERVERS), f"seed: {SEED} (repeat with TESTS_SEED={SEED})"]
 
 
-def _server_line(flavour: Flavour) -> str:
+def _server_line(name: ServerName) -> str:
     try:
-        return f"{flavour}: {server_binary(flavour)}"
+        return f"{name}: {server_binary(name)}"
     except ServerMissingError as missing:
-        return f"{flavour}: *** {LEFT_OUT[flavour]}: {missing} ***"
+        return f"{name}: *** {LEFT_OUT[name]}: {missing} ***"
 
 
 @pytest.hookimpl(trylast=True)

@@ -68,6 +68,11 @@ class Binary:
         """The server program itself."""
         return Path(self.command[-1])
 
+    @property
+    def prefix(self) -> Path:
+        """The folder below which the server finds its messages, and the programs that belong to it."""
+        return self.program.resolve().parent.parent
+
     @classmethod
     def of_command(cls, command: Sequence[str]) -> Binary:
         """Run `command --version`: a program called mysqld may be MariaDB's."""
@@ -98,7 +103,7 @@ def find_server(flavour: Flavour | None = None) -> Binary:
     wanted = " or ".join(f"{name} {_dotted(OLDEST[name])}" for name in OLDEST if flavour in {None, name})
     raise EmbeddedServerError(
         f"no {wanted}, or later, on this machine ({seen}): install it "
-        "(Debian: apt-get install mariadb-server-core), or name a server with --backend"
+        "(Debian: apt-get install mariadb-server-core mariadb-client-core), or name a server with --backend"
     )
 
 
@@ -275,10 +280,10 @@ class EmbeddedServer:
     def _initialise_command(self) -> list[str]:
         if self.flavour == "mysql":
             return [*self.binary.command, *self._place_options(), "--initialize-insecure"]
-        install = _find_install_db(self.binary.program)
         return [
-            str(install),
+            str(_find_install_db(self.binary)),
             *self._place_options(),
+            "--force",  # It would look up this machine's name, which need not be known anywhere.
             "--auth-root-authentication-method=normal",
             "--skip-test-db",  # nor the anonymous accounts, which would shadow user@'%'
             "--skip-name-resolve",
@@ -348,8 +353,7 @@ class EmbeddedServer:
     def _place_options(self) -> list[str]:
         # A starting server deletes all `#sql…` files of its tmpdir, also those of others that run on the default one.
         options = ["--no-defaults", f"--datadir={self.data_dir / 'data'}", f"--tmpdir={self.data_dir / 'tmp'}"]
-        if self.flavour == "mysql":
-            options.append(f"--basedir={self.binary.program.parent.parent}")
+        options.append(f"--basedir={self.binary.prefix}")
         if os.geteuid() == 0:
             options.append("--user=root")  # Without it the server refuses to run as root.
         return options
@@ -406,13 +410,14 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _find_install_db(program: Path) -> Path:
-    prefix = program.resolve().parent.parent
+def _find_install_db(binary: Binary) -> Path:
     for folder in ("bin", "scripts", "sbin"):
         for name in ("mariadb-install-db", "mysql_install_db"):
-            if (path := prefix / folder / name).exists():
+            if (path := binary.prefix / folder / name).exists():
                 return path
-    raise EmbeddedServerError(f"{program} has no mariadb-install-db beside it: install MariaDB's whole server package")
+    raise EmbeddedServerError(
+        f"{binary.program} has no mariadb-install-db beside it: install MariaDB's whole server package"
+    )
 
 
 def _write_durably(path: Path, text: str) -> None:

@@ -401,8 +401,9 @@ def _reason(queue: QueueTable) -> dict[str, str]:
 def _text(value: str, chars: int) -> str:
     """The expression for the beginning of a value, in ASCII. Binary values are taken as UTF-8."""
     text = f"CONCAT({value}, '')"
-    utf8 = f"CONVERT(LEFT({text}, {chars}) USING utf8mb4)"
-    return f"HEX(IF(CHARSET({text}) = 'binary', LEFT({text}, {chars}), {utf8}))"
+    start = f"LEFT({text}, {chars})"
+    # Of the two texts the server might find no common collation (1267).
+    return f"IF(CHARSET({text}) = 'binary', HEX({start}), HEX(CONVERT({start} USING utf8mb4)))"
 
 
 def _decoded(value: str | None) -> str | None:

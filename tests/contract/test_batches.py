@@ -12,7 +12,7 @@ from engine.model import NS_PER_S, WAITING_NS, BatchCheck, BatchesChecked, Key, 
 from engine.queue_table import QueueTable
 from engine.store.memory import Row
 from engine.store.port import StoreError
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     BATCH_COLUMNS,
     COLUMNS,
@@ -44,13 +44,13 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
     yield from kept_subjects(server_pool, make)
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb", "mysql partitioned", "mariadb partitioned"])
+@pytest.fixture(params=["memory", *SERVERS, *(f"{name} partitioned" for name in SERVERS)])
 def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(batches=True) if kind == "memory" else on_server(kind)
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
+@pytest.fixture(params=SERVERS)
 def server_subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> ServerSubject:
     return on_server(request.param)
 

@@ -12,7 +12,7 @@ from engine.queue_table import GroupColumn, IdKind
 from engine.store.claim_limits import lock_name
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     EVEN,
     GROWING,
@@ -41,12 +41,12 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
     )
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
+@pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> ServerSubject:
     return on_server(request.param)
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(groups=COLUMNS, group_limit=MOST) if kind == "memory" else on_server(kind)

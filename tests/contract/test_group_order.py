@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
 
 import pytest
 
@@ -14,7 +13,7 @@ from engine.queue_table import GroupColumn, IdKind
 from engine.store.connection import StoreConnection
 from engine.store.memory import Row
 from engine.store.queries import TableStatements
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerName, ServerPool
 from tests.support.stores import GROWING, AnySubject, MemorySubject, ServerSubject, counted_store, kept_subjects
 
 S = NS_PER_S
@@ -32,12 +31,12 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
     )
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
+@pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> ServerSubject:
     return on_server(request.param)
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(groups=COLUMNS, strict=True) if kind == "memory" else on_server(kind)
@@ -53,12 +52,12 @@ def runs_on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSu
     )
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
+@pytest.fixture(params=SERVERS)
 def run_server(request: pytest.FixtureRequest, runs_on_server: Callable[[str], ServerSubject]) -> ServerSubject:
     return runs_on_server(request.param)
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def runs(request: pytest.FixtureRequest, runs_on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(groups=COLUMNS, strict=True, group_limit=5) if kind == "memory" else runs_on_server(kind)
@@ -297,13 +296,15 @@ def test_runs_cost_no_further_packet(run_server: ServerSubject) -> None:
     assert len(sent) == 2
 
 
-@pytest.mark.parametrize("flavour", ["mysql", "mariadb"])
+@pytest.mark.parametrize("server_name", SERVERS)
 def test_ids_that_are_no_numbers_are_in_the_order_of_the_server(
-    server_pool: ServerPool, flavour: Literal["mysql", "mariadb"]
+    server_pool: ServerPool, server_name: ServerName
 ) -> None:
     """Python has b behind B, and the collation of the table does not."""
     columns = GROWING.replace("id BIGINT NOT NULL AUTO_INCREMENT", "id VARCHAR(20) NOT NULL") + ", tenant VARCHAR(20)"
-    subject = ServerSubject(server_pool.get(flavour), columns=columns, groups=("tenant",), strict=True, group_limit=5)
+    subject = ServerSubject(
+        server_pool.get(server_name), columns=columns, groups=("tenant",), strict=True, group_limit=5
+    )
     try:
         group: Group = ("acme",)
         subject.put(*(Row(key, time_next_ns=0, group=group) for key in ("a", "B", "c", "D")))

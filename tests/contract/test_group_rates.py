@@ -16,7 +16,7 @@ from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from proxy.embedded.server import EmbeddedServer
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     GROWING,
     AnySubject,
@@ -44,12 +44,12 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
     )
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
+@pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> ServerSubject:
     return on_server(request.param)
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(groups=COLUMNS, group_rate=RATE) if kind == "memory" else on_server(kind)
@@ -150,7 +150,7 @@ def test_values_that_the_server_treats_as_equal_share_the_rate(server: ServerSub
 TEXTS = ("a", "A", "a ", "a  ", "ä", "á", "b", "ss", "ß", "", " ", "\t", "a\0", "z" * 64)
 
 
-@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+@pytest.mark.parametrize("kind", SERVERS)
 @pytest.mark.parametrize(
     "column",
     [

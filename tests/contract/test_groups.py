@@ -10,7 +10,7 @@ import pytest
 from engine.model import NS_PER_S, Arrivals, Entry, Group, GroupScan, Key, Portion, Range, RowFormat, Share, Wanted
 from engine.queue_table import GroupColumn, IdKind
 from engine.store.memory import Row
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import EVEN, GROWING, AnySubject, MemorySubject, ServerSubject, kept_subjects
 
 S = NS_PER_S
@@ -27,7 +27,7 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
     )
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(groups=COLUMNS) if kind == "memory" else on_server(kind)

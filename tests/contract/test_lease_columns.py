@@ -13,7 +13,7 @@ import pytest
 
 from engine.model import NS_PER_S, SLOT_LOCK, SLOTS, Claimed, Key, Return, Wanted
 from engine.store.memory import Row
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import GROWING, AnySubject, MemorySubject, ServerSubject, kept_subjects
 from tests.support.waiting import eventually
 
@@ -26,7 +26,7 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
     yield from kept_subjects(server_pool, lambda server, _: ServerSubject(server, columns=GROWING, lease=True))
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(lease=True) if kind == "memory" else on_server(kind)

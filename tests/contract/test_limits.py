@@ -14,7 +14,7 @@ from engine.store.claim_limits import lock_name
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.port import StoreError
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     GROWING,
     AnySubject,
@@ -39,12 +39,12 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
     yield from kept_subjects(server_pool, lambda server, _: ServerSubject(server, columns=GROWING, in_flight=LIMIT))
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
+@pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> ServerSubject:
     return on_server(request.param)
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(in_flight=LIMIT) if kind == "memory" else on_server(kind)

@@ -11,7 +11,7 @@ from engine.model import NS_PER_S, Key, LimitsLeft, TableId, Wanted
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.port import Described, StoreError
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     GROWING,
     AnySubject,
@@ -33,12 +33,12 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
     yield from kept_subjects(server_pool, lambda server, _: ServerSubject(server, columns=GROWING, rate=RATE))
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
+@pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> ServerSubject:
     return on_server(request.param)
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(rate=RATE) if kind == "memory" else on_server(kind)

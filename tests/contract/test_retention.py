@@ -19,8 +19,8 @@ from engine.store.opening import BackendAddress
 from engine.store.partition_plan import AHEAD
 from engine.store.partitions import NOWAIT_ROUNDS
 from engine.store.queries import partition_clause
-from proxy.embedded.server import EmbeddedServer, Flavour
-from tests.support.servers import server_or_skip
+from proxy.embedded.server import EmbeddedServer
+from tests.support.servers import ServerName, server_or_skip
 from tests.support.stores import PARTITIONED, ServerSubject, partitioned_queue
 from tests.support.waiting import eventually
 
@@ -29,9 +29,9 @@ HOUR = 3600 * S
 
 
 @pytest.fixture(scope="module")
-def server(flavour: Flavour) -> Iterator[EmbeddedServer]:
+def server(server_name: ServerName) -> Iterator[EmbeddedServer]:
     """A server whose partitions no other test's proxy maintains."""
-    with server_or_skip(flavour) as made:
+    with server_or_skip(server_name) as made:
         yield made
 
 

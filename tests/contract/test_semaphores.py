@@ -18,7 +18,7 @@ from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from engine.store.semaphores import NAMES_MAX, lock_name
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     EVEN,
     GROWING,
@@ -52,12 +52,12 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
     next(subjects, None)  # Its end.
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
+@pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> ServerSubject:
     return on_server(request.param)
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     return MemorySubject(semaphores=True) if kind == "memory" else on_server(kind)
@@ -253,7 +253,7 @@ def grouped_on_server(server_pool: ServerPool) -> Iterator[Callable[[str], Serve
     )
 
 
-@pytest.fixture(params=["memory", "mysql", "mariadb"])
+@pytest.fixture(params=["memory", *SERVERS])
 def grouped(request: pytest.FixtureRequest, grouped_on_server: Callable[[str], ServerSubject]) -> AnySubject:
     kind: str = request.param
     if kind == "memory":

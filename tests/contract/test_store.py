@@ -31,7 +31,7 @@ from engine.store.acks import Ack
 from engine.store.memory import Row
 from engine.store.port import StoreError
 from proxy.embedded.server import EmbeddedServer
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     EVEN,
     GROWING,
@@ -49,14 +49,8 @@ TEXT = RowFormat(("id", "body"), binary=False)
 
 STORES = [
     "memory",
-    "mysql",
-    "mariadb",
-    "mysql descending",
-    "mariadb descending",
-    "mysql unindexed",
-    "mariadb unindexed",
-    "mysql partitioned",
-    "mariadb partitioned",
+    *SERVERS,
+    *(f"{name} {kind}" for kind in ("descending", "unindexed", "partitioned") for name in SERVERS),
 ]
 TWO_PARTITIONS = (
     "PARTITION BY RANGE (time_acked) (PARTITION live VALUES LESS THAN (0), PARTITION later VALUES LESS THAN MAXVALUE)"

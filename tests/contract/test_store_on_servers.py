@@ -30,7 +30,7 @@ from engine.store.roster import RosterConnection
 from proxy.embedded.server import EmbeddedServer, Flavour
 from proxy.wire.packets import is_end_of_rows
 from tests.support import insides
-from tests.support.servers import ServerPool, connect, server_or_skip
+from tests.support.servers import ServerName, ServerPool, connect, server_or_skip
 from tests.support.stores import (
     COLUMNS,
     COMMENT,
@@ -758,9 +758,9 @@ class TestRoster:
     QUEUES = (TableId("d", "one"), TableId("d", "two" * 20))
 
     @pytest.fixture
-    def alone(self, server_pool: ServerPool, flavour: Flavour) -> Iterator[Callable[[], MySQLStore]]:
+    def alone(self, server_pool: ServerPool, server_name: ServerName) -> Iterator[Callable[[], MySQLStore]]:
         """Makes stores on a server that no other proxy uses."""
-        with server_or_skip(flavour) as server, contextlib.ExitStack() as stack:
+        with server_or_skip(server_name) as server, contextlib.ExitStack() as stack:
 
             def store() -> MySQLStore:
                 made = mysql_store(server)

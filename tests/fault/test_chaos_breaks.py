@@ -36,10 +36,10 @@ def test_the_texts_that_it_changes_are_there(broken: Break) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.sampled(0)
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name.replace(" ", "_"))
-def test_it_is_found(broken: Break, flavour, tmp_path: Path) -> None:
+def test_it_is_found(broken: Break, server_name, tmp_path: Path) -> None:
     found: list[set[str]] = []
     for seed in range(SEED, SEED + TRIES):
-        found.append(set(found_in(broken, flavour, tmp_path / str(seed), seed)))
+        found.append(set(found_in(broken, server_name, tmp_path / str(seed), seed)))
         if found[-1] & broken.rules:
             return
     pytest.fail(f"not found: {found} instead of {set(broken.rules)}")
@@ -47,9 +47,9 @@ def test_it_is_found(broken: Break, flavour, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.sampled(0)
-def test_without_the_bug_a_failover_shows_nothing(flavour, tmp_path: Path) -> None:
+def test_without_the_bug_a_failover_shows_nothing(server_name, tmp_path: Path) -> None:
     (broken,) = (broken for broken in BREAKS if broken.replica)
-    assert found_in(dataclasses.replace(broken, edits=()), flavour, tmp_path, SEED) == []
+    assert found_in(dataclasses.replace(broken, edits=()), server_name, tmp_path, SEED) == []
 
 
 def faults_of(broken: Break, seed: int) -> Sequence[Fault]:
@@ -62,10 +62,10 @@ def faults_of(broken: Break, seed: int) -> Sequence[Fault]:
     )
 
 
-def found_in(broken: Break, flavour, folder: Path, seed: int) -> list[str]:
+def found_in(broken: Break, server_name, folder: Path, seed: int) -> list[str]:
     """The rules that a run with the break violates."""
     run = Run(
-        flavour,
+        server_name,
         folder,
         seed,
         broken.seconds,

@@ -25,8 +25,8 @@ LOST = {2006, 2013}
 
 
 @pytest.fixture
-def pair(flavour):
-    with primary_and_replica(flavour) as pair:
+def pair(server_name):
+    with primary_and_replica(server_name) as pair:
         with connect(pair[0]) as root:
             run(root, "CREATE DATABASE shop")
             root.select_db("shop")

@@ -11,14 +11,14 @@ from tests.support.failover import client_of, url
 from tests.support.proxies import running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.replicas import primary_and_replica, promote, run_all
-from tests.support.servers import connect
+from tests.support.servers import MARIADBS, connect
 
 pytestmark = pytest.mark.either_server
 
 
 @pytest.fixture
-def pair(flavour):
-    with primary_and_replica(flavour) as pair:
+def pair(server_name):
+    with primary_and_replica(server_name) as pair:
         with connect(pair[0]) as root:
             run(root, "CREATE DATABASE shop")
             root.select_db("shop")
@@ -57,7 +57,7 @@ def test_servers_whose_certificates_another_authority_has_signed_are_not_used(pa
         pass
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
 def test_each_server_gets_the_clients_address(pair, tmp_path) -> None:
     """MySQL does not have the PROXY protocol."""
     primary, replica = pair

@@ -12,7 +12,7 @@ from proxy.embedded.server import EmbeddedServer
 from tests.support.clocks import ShiftedClock
 from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.servers import FLAVOURS, connect, server_or_skip
+from tests.support.servers import SERVERS, connect, server_or_skip
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
@@ -25,7 +25,7 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> ShiftedClock:
     return ShiftedClock(tmp_path_factory.mktemp("clock"))
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, clock: ShiftedClock) -> Iterator[EmbeddedServer]:
     with contextlib.ExitStack() as stack:
         with environment(**clock.environment):

@@ -54,13 +54,13 @@ def peak_bytes(proxy: RunningProxy) -> int:
     return int(found[1]) * 1024
 
 
-def test_messages_as_large_as_the_server_allows_come_whole_one_after_the_other(flavour, tmp_path) -> None:
-    binary_or_skip(flavour)
+def test_messages_as_large_as_the_server_allows_come_whole_one_after_the_other(server_name, flavour, tmp_path) -> None:
+    binary_or_skip(server_name)
     redo = "--innodb-redo-log-capacity=512M" if flavour == "mysql" else "--innodb-log-file-size=512M"
     options = ["--max-allowed-packet=64M", redo]
     with (
         environment(**GIVEN_BACK_AT_ONCE),
-        running_server(flavour, options=options) as server,
+        running_server(server_name, options=options) as server,
         running_proxy(server, tmp_path / "log") as proxy,
     ):
         with connect(server) as direct:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -10,19 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.queues import rows, run
-from tests.support.servers import cache_dir, client_program, foreign_command
+from tests.support.servers import ServerMissingError, client_program, dump_program
 
 pytestmark = pytest.mark.either_server
-
-
-def dump_program(flavour: str) -> list[str]:
-    root = cache_dir() / "mysql-sid"
-    if flavour == "mysql" and (root / "usr/bin/mysqldump").exists():
-        return [*foreign_command(root, "usr/bin/mysqldump"), "--no-defaults", "--set-gtid-purged=OFF"]
-    path = shutil.which("mariadb-dump" if flavour == "mariadb" else "mysqldump")
-    if path is None:
-        pytest.skip(f"no dump program for {flavour} on this machine")
-    return [path, "--no-defaults"]
 
 
 @pytest.fixture
@@ -32,16 +21,20 @@ def client(proxy, database) -> Iterator[Any]:
 
 
 @pytest.fixture
-def restore(server, client, database, flavour) -> Iterator[Any]:
+def restore(server, server_name, client, database) -> Iterator[Any]:
     """Dumps the database as the page does, restores it under another name, and makes that the client's default."""
     name = f"{database}_restored"
+    try:
+        program = dump_program(server_name)
+    except ServerMissingError as missing:
+        pytest.skip(str(missing))
     address = ["-h", server.host, "-P", str(server.port), "-u", "root"]
 
     def restored(*options: str) -> None:
-        command = [*dump_program(flavour), *address, "--single-transaction", *options, database]
+        command = [*program, *address, "--single-transaction", *options, database]
         dump = subprocess.run(command, capture_output=True, check=True).stdout
         run(client, f"CREATE DATABASE {name}")
-        subprocess.run([*client_program(flavour), *address, name], input=dump, check=True)
+        subprocess.run([*client_program(server_name), *address, name], input=dump, check=True)
         run(client, f"USE {name}")
 
     yield restored

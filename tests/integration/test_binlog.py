@@ -280,13 +280,13 @@ def test_after_a_restart_of_the_server_it_is_followed_again(private_server, priv
 
 @pytest.mark.parametrize("reason", ["account", "switched off", "no log"])
 def test_without_a_log_to_read_it_says_so_once_and_polls(
-    flavour, server, database, tmp_path: Path, reason, consume
+    server_name, flavour, server, database, tmp_path: Path, reason, consume
 ) -> None:
     with contextlib.ExitStack() as stack:
         account, polled = "root", "binlog is not followed"
         if reason == "no log":
             off = "--disable-log-bin" if flavour == "mysql" else "--skip-log-bin"
-            server = stack.enter_context(running_server(flavour, options=[off]))
+            server = stack.enter_context(running_server(server_name, options=[off]))
         root = stack.enter_context(connect(server))
         run(root, f"CREATE DATABASE IF NOT EXISTS {database}")
         root.select_db(database)

@@ -229,7 +229,9 @@ def test_message_groups_of_generated_columns_are_those_that_a_scan_reads(server,
             run(root, """UPDATE m SET priority = 1, body = '{"tenant": "c"}' WHERE id = 1""")
             run(root, "UPDATE m SET priority = 1 WHERE id IN (2, 3)")
             updated, scanned = reader.news(1), store.scan(queue, 100).value.entries
-            assert (updated[table] or {}).items() <= {entry.key: entry for entry in scanned}.items()
+            # MariaDB 11.8 leaves generated columns out of the images of an UPDATE. Such a group is not known.
+            told = {entry.key: (entry, entry._replace(group=None)) for entry in scanned}
+            assert all(entry in told[key] for key, entry in (updated[table] or {}).items())
         finally:
             reader.close()
 

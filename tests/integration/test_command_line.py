@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.embedded.server import Flavour
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.servers import client_program, connect
+from tests.support.servers import ServerName, client_program, connect
 from tests.support.terminal import Terminal, as_printed, type_session
 from tests.support.transcripts import play, steps
 from tests.support.waiting import eventually
@@ -26,11 +25,11 @@ CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def terminal(proxy: RunningProxy, database: str, flavour: Flavour) -> Iterator[Callable[..., Terminal]]:
+def terminal(proxy: RunningProxy, database: str, server_name: ServerName) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
     def open_one(*options: str) -> Terminal:
-        argv = [*client_program(flavour), "-h", proxy.host, "-P", str(proxy.port), "-uroot", *options, database]
+        argv = [*client_program(server_name), "-h", proxy.host, "-P", str(proxy.port), "-uroot", *options, database]
         opened.append(Terminal(argv))
         return opened[-1]
 
@@ -67,11 +66,11 @@ def test_ctrl_c_ends_the_stream_with_1317_and_leaves_the_session_usable(terminal
     consumer.shows(r"42")
 
 
-def test_a_batch_client_gets_a_bounded_stream_as_a_result(proxy, database, flavour) -> None:
+def test_a_batch_client_gets_a_bounded_stream_as_a_result(proxy, database, server_name) -> None:
     with proxy.connect(database=database) as connection:
         create_queue(connection, "m")
         enqueue(connection, "m", "ab")
-    argv = [*client_program(flavour), "-h", proxy.host, "-P", str(proxy.port), "-uroot", "--batch", database]
+    argv = [*client_program(server_name), "-h", proxy.host, "-P", str(proxy.port), "-uroot", "--batch", database]
     done = subprocess.run(
         [*argv, "-e", "STREAM * FROM m WAIT 5; ACK FROM m WHERE id = 1; SELECT ROW_COUNT()"],
         capture_output=True, text=True, timeout=30, check=False,
@@ -97,20 +96,20 @@ def test_the_connection_id_is_the_servers_and_kill_query_from_elsewhere_ends_the
         assert run(other, "ACK FROM m WHERE id = 1") == 1
 
 
-def test_the_session_that_opens_the_readme_works_as_typed(proxy, database, flavour) -> None:
+def test_the_session_that_opens_the_readme_works_as_typed(proxy, database, server_name) -> None:
     def adapted(text: str) -> str:
         return text.replace("shop", database).replace("127.0.0.1", proxy.host).replace("3307", str(proxy.port))
 
     with proxy.connect() as connection:
         run(connection, f"DROP DATABASE {database}")
     _, session = (adapted(block).splitlines() for block in CONSOLE.findall(README.read_text()))
-    type_session(client(session[0], flavour), session[1:])
+    type_session(client(session[0], server_name), session[1:])
     with proxy.connect(database=database) as connection:
         for step in steps(README):
             assert play(connection, step).rstrip() == step.answer.rstrip()
 
 
-def test_the_endless_stream_of_the_start_page_works_as_typed(proxy, database, flavour) -> None:
+def test_the_endless_stream_of_the_start_page_works_as_typed(proxy, database, server_name) -> None:
     def adapted(text: str) -> str:
         return text.replace("shop", database).replace("127.0.0.1", proxy.host).replace("3307", str(proxy.port))
 
@@ -120,7 +119,7 @@ def test_the_endless_stream_of_the_start_page_works_as_typed(proxy, database, fl
         run(connection, "ACK orders WHERE TRUE")
     first, second, interrupted = (adapted(block).splitlines() for block in CONSOLE.findall(START.read_text())[-3:])
     opened, statement, *received = first
-    worker, application = Terminal(client(opened, flavour)), Terminal(client(second[0], flavour))
+    worker, application = Terminal(client(opened, server_name)), Terminal(client(second[0], server_name))
     try:
         worker.type(f"{statement}\n")
         worker.shows(re.escape(statement))
@@ -134,7 +133,7 @@ def test_the_endless_stream_of_the_start_page_works_as_typed(proxy, database, fl
                 worker.shows(as_printed(received.pop(0)))
         worker.waits()
         worker.press_ctrl_c()
-        if flavour == "mysql":  # Its client has its own words for the first line.
+        if server_name == "mysql":  # Its client has its own words for the first line.
             interrupted.pop(0)
         for line in interrupted:
             worker.shows(as_printed(line))
@@ -170,8 +169,8 @@ def test_the_account_of_the_start_page_serves_a_queue_without_a_complaint(server
             run(root, f"DROP USER {name}@'%'")
 
 
-def client(line: str, flavour: Flavour) -> list[str]:
+def client(line: str, server_name: ServerName) -> list[str]:
     """The command of a line of a page, with this server's own client."""
     dollar, program, *arguments = shlex.split(line)
     assert (dollar, program) == ("$", "mysql")
-    return [*client_program(flavour), *arguments]
+    return [*client_program(server_name), *arguments]

@@ -16,7 +16,7 @@ import pytest
 
 from proxy.embedded import server as embedded
 from proxy.embedded.server import Binary, EmbeddedServer, EmbeddedServerError, Flavour, find_server
-from tests.support.servers import binary_or_skip, connect, new_server
+from tests.support.servers import ServerName, binary_or_skip, connect, new_server
 from tests.support.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,14 +33,14 @@ server.wait()
 
 
 @pytest.fixture
-def binary(flavour: Flavour) -> Binary:
-    return binary_or_skip(flavour)
+def binary(server_name: ServerName) -> Binary:
+    return binary_or_skip(server_name)
 
 
 @pytest.fixture
-def stopped(flavour: Flavour, binary: Binary, tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server of each flavour, made but not started."""
-    server = new_server(binary.flavour, tmp_path / flavour, durable=True)
+def stopped(server_name: ServerName, binary: Binary, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """Each server, made but not started."""
+    server = new_server(server_name, tmp_path / server_name, durable=True)
     yield server
     server.stop(timeout_s=0)
 
@@ -48,7 +48,8 @@ def stopped(flavour: Flavour, binary: Binary, tmp_path: Path) -> Iterator[Embedd
 @pytest.fixture
 def one(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """A server made but not started, for what does not depend on the flavour."""
-    server = new_server(binary_or_skip("mariadb").flavour, tmp_path / "one")
+    binary_or_skip("mariadb")
+    server = new_server("mariadb", tmp_path / "one")
     yield server
     server.stop(timeout_s=0)
 
@@ -127,7 +128,7 @@ def test_a_half_made_directory_is_made_anew(binary: Binary, tmp_path: Path) -> N
 
 
 def test_a_starting_server_leaves_the_temporary_tables_of_others_alone(
-    stopped: EmbeddedServer, flavour: Flavour, tmp_path: Path
+    stopped: EmbeddedServer, server_name: ServerName, tmp_path: Path
 ) -> None:
     stopped.start()
     with connect(stopped) as connection, connection.cursor() as cursor:
@@ -136,7 +137,7 @@ def test_a_starting_server_leaves_the_temporary_tables_of_others_alone(
         cursor.execute("SELECT @@tmpdir")
         ((tmpdir,),) = cursor.fetchall()
         files = set(Path(tmpdir).glob("#sql*"))
-        with new_server(flavour, tmp_path / "other"):
+        with new_server(server_name, tmp_path / "other"):
             assert files
             assert files == set(Path(tmpdir).glob("#sql*"))
         cursor.execute("DROP TEMPORARY TABLE work.t")

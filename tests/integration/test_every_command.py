@@ -22,7 +22,7 @@ from proxy.wire.packets import parse_err, parse_ok
 from tests.support.conversations import SCRIPTS, Script
 from tests.support.queues import create_queue, enqueue, run
 from tests.support.raw import ALL, BASE, DEPRECATE_EOF, NUMBER, SESSION_TRACK, STRING, RawClient
-from tests.support.servers import connect
+from tests.support.servers import MARIADBS, connect
 
 KINDS: Final = {"old": BASE, "no EOF": BASE | DEPRECATE_EOF, "tracking": BASE | SESSION_TRACK, "all": ALL}
 
@@ -55,7 +55,7 @@ def transcript(server, place, database: str, capabilities: int, play: Script) ->
         return [Packet(seq, STATEMENT_NUMBER.sub(b"(n)", payload)) for seq, payload in client.received]
 
 
-@pytest.mark.parametrize("flavour", ["mysql"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", ["mysql"], indirect=True, scope="session")
 @pytest.mark.parametrize("size", [0, 3, 5_000, 3 << 20])
 def test_query_attributes_reach_the_server_however_long_they_are(server, proxy, size: int) -> None:
     for place in (server, proxy):
@@ -67,7 +67,7 @@ def test_query_attributes_reach_the_server_however_long_they_are(server, proxy, 
             assert client.answer(0x03)[-2].payload == b"\x04here"
 
 
-@pytest.mark.parametrize("flavour", ["mysql"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", ["mysql"], indirect=True, scope="session")
 def test_a_statement_of_ours_may_have_query_attributes(proxy, database) -> None:
     with proxy.connect(database=database) as plain:
         create_queue(plain, "m")
@@ -80,7 +80,7 @@ def test_a_statement_of_ours_may_have_query_attributes(proxy, database) -> None:
         assert parse_ok(answer[-1].payload).head.affected_rows == 1
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
 def test_many_rows_of_parameters_go_in_one_command(server, proxy, database) -> None:
     def play(client: RawClient) -> None:
         client.query("CREATE TABLE t (a BIGINT, b TEXT)")
@@ -96,7 +96,7 @@ def test_many_rows_of_parameters_go_in_one_command(server, proxy, database) -> N
     assert b"\x03100\x044950" in [packet.payload for packet in relayed]
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
 def test_a_prepared_stream_in_bulk_is_refused_as_any_select_is(proxy, database) -> None:
     with proxy.connect(database=database) as plain:
         create_queue(plain, "m")
@@ -108,7 +108,7 @@ def test_a_prepared_stream_in_bulk_is_refused_as_any_select_is(proxy, database) 
         assert parse_err(refused[0]).code == 1295
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
 @pytest.mark.parametrize("text", ["SELECT id, payload FROM m", "STREAM id, payload FROM m NOWAIT"])
 def test_column_packets_that_the_client_knows_already_are_not_sent_again(proxy, database, text: str) -> None:
     with proxy.connect(database=database) as plain:
@@ -121,7 +121,7 @@ def test_column_packets_that_the_client_knows_already_are_not_sent_again(proxy, 
         assert [row.payload for row in rows] == [b"\0\0" + (1).to_bytes(8, "little") + b"\x01a"]
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
 def test_a_statement_is_found_by_the_number_that_means_the_last_one(proxy, database) -> None:
     with proxy.connect(database=database) as plain:
         create_queue(plain, "m")

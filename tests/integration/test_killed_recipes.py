@@ -565,11 +565,11 @@ def test_a_recipe_that_loses_a_message_is_found(proxy: RunningProxy, database: s
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_worker_in_bash_that_is_killed_loses_no_message(
-    proxy: RunningProxy, database: str, flavour, number: signal.Signals
+    proxy: RunningProxy, database: str, server_name, number: signal.Signals
 ) -> None:
     (text,) = re.findall(r"^```bash\n(.*?)^```$", sections()[IN_BASH], re.MULTILINE | re.DOTALL)
     text = text.replace("3307", str(proxy.port)).replace("root shop", f"root {database}")
-    text = text.replace('"mysql -h', f'"{shlex.join(client_program(flavour))} -h')
+    text = text.replace('"mysql -h', f'"{shlex.join(client_program(server_name))} -h')
     first = text.replace('converting $1";', 'converting $1"; sleep 50;')
     worker = subprocess.Popen(["bash", "-c", first], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert worker.stdout is not None

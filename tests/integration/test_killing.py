@@ -11,7 +11,7 @@ from mysql_mimic.types import Commands
 from proxy.wire.packets import parse_err
 from tests.support.queues import Consumer, create_queue, enqueue, rows, run, user
 from tests.support.raw import BASE, RawClient
-from tests.support.servers import connect
+from tests.support.servers import MARIADBS, connect
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
@@ -74,7 +74,7 @@ def test_kill_connection_ends_a_stream_with_an_error_and_its_connection(
     assert rows(connection, "STREAM *, epoch FROM m WAIT 20") == [(1, "a", 2)]
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")  # MySQL has done away with it.
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")  # MySQL has done away with it.
 def test_the_command_for_it_ends_a_stream_and_its_connection(proxy, streaming) -> None:
     with RawClient(proxy) as other:
         other.ask(bytes([Commands.COM_PROCESS_KILL]) + streaming.connection.thread_id().to_bytes(4, "little"))
@@ -83,7 +83,7 @@ def test_the_command_for_it_ends_a_stream_and_its_connection(proxy, streaming) -
     assert streaming.error.args[0] == 1053
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
 @pytest.mark.parametrize(
     ("statement", "code"), [("KILL HARD {}", 1053), ("KILL SOFT CONNECTION {}", 1053), ("KILL SOFT QUERY {}", 1317)]
 )
@@ -104,7 +104,7 @@ def streaming_user(proxy, database, connection, consume) -> Iterator[tuple[str, 
         yield name, consumer
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
 @pytest.mark.parametrize("place", ["server", "proxy"])
 def test_kill_user_ends_all_that_one_user_streams_and_releases_it(request, connection, streaming_user, place) -> None:
     name, consumer = streaming_user
@@ -116,7 +116,7 @@ def test_kill_user_ends_all_that_one_user_streams_and_releases_it(request, conne
     assert rows(connection, "STREAM *, epoch FROM m WAIT 20") == [(1, "a", 2)]
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
 @pytest.mark.parametrize("kill", ["KILL QUERY USER {name}", "KILL QUERY ID {query}"])
 def test_kill_query_by_anything_but_the_connection_is_not_seen_by_an_idle_stream(
     proxy, connection, streaming_user, kill

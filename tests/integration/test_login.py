@@ -22,7 +22,7 @@ from tests.support.certificates import certificates, make_certificates
 from tests.support.logins import CLIENTS, Account, account, change_user, current_user, forget_passwords
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.servers import ServerPool, connect, running_server
+from tests.support.servers import FLAVOUR_OF, MARIADBS, SERVERS, ServerName, ServerPool, connect, running_server
 from tests.support.waiting import eventually, settled
 
 PLUGINS = {
@@ -32,13 +32,13 @@ PLUGINS = {
 LOGINS = [
     *(("mysql", plugin, client) for plugin in PLUGINS["mysql"] for client in CLIENTS),
     *(
-        ("mariadb", "mysql_native_password", client) for client in CLIENTS if client != "mysql"
+        (name, "mysql_native_password", client) for name in MARIADBS for client in CLIENTS if client != "mysql"
     ),  # It has no such plugin.
-    ("mariadb", "ed25519", "mariadb"),  # Nor have the others this one.
+    *((name, "ed25519", "mariadb") for name in MARIADBS),  # Nor have the others this one.
 ]
-ONE_FLAVOUR = pytest.mark.parametrize("flavour", ["mariadb"], indirect=True)
+ONE_FLAVOUR = pytest.mark.parametrize("server_name", MARIADBS, indirect=True)
 """For what is the proxy's business alone."""
-EACH_PLUGIN = [(flavour, plugin) for flavour, plugins in PLUGINS.items() for plugin in plugins]
+EACH_PLUGIN = [(name, plugin) for name in SERVERS for plugin in PLUGINS[FLAVOUR_OF[name]]]
 LEGS = {
     "TLS and TLS": (True, "mirror"),
     "plain and plain": (False, "mirror"),
@@ -55,12 +55,12 @@ class Proxies:
     def __init__(self, folder: Path) -> None:
         self.stack = contextlib.ExitStack()
         self._folder = folder
-        self._running: dict[tuple[Flavour, str], RunningProxy] = {}
+        self._running: dict[tuple[int, str], RunningProxy] = {}
 
     def get(self, server: EmbeddedServer, mode: str) -> RunningProxy:
-        key = server.flavour, mode
+        key = server.port, mode
         if key not in self._running:
-            log = self._folder / f"{server.flavour}-{mode}.log"
+            log = self._folder / f"{server.port}-{mode}.log"
             self._running[key] = self.stack.enter_context(running_proxy(server, log, ["--backend-tls", mode]))
         return self._running[key]
 
@@ -94,7 +94,7 @@ def accounts(server: EmbeddedServer, plugin: str) -> Iterator[tuple[Account, Acc
 
 
 @pytest.mark.parametrize("legs", LEGS)
-@pytest.mark.parametrize(("flavour", "plugin", "client"), LOGINS, indirect=["flavour"])
+@pytest.mark.parametrize(("server_name", "plugin", "client"), LOGINS, indirect=["server_name"])
 def test_a_login_ends_as_on_a_direct_connection(
     server: EmbeddedServer, through, plugin: str, client: str, legs: str
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_login_ends_as_on_a_direct_connection(
     assert "secret" not in through(mode).output
 
 
-@pytest.mark.parametrize("flavour", ["mysql"], indirect=True)
+@pytest.mark.parametrize("server_name", ["mysql"], indirect=True)
 def test_the_command_line_with_its_defaults_never_fails_to_begin_tls(through) -> None:
     proxy = through("mirror")
     with account(proxy.server, "caching_sha2_password", require="SSL") as user:
@@ -155,7 +155,7 @@ def test_an_unknown_database_is_the_servers_own_error_on_any_legs(through, legs:
 
 
 @pytest.mark.parametrize("legs", LEGS)
-@pytest.mark.parametrize(("flavour", "plugin"), EACH_PLUGIN, indirect=["flavour"])
+@pytest.mark.parametrize(("server_name", "plugin"), EACH_PLUGIN, indirect=["server_name"])
 def test_a_client_can_become_another_user(
     server: EmbeddedServer, through, plugin: str, legs: str, database: str
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_client_can_become_another_user(
 
 
 @pytest.mark.parametrize("legs", ["plain and plain", "TLS and plain"])
-@pytest.mark.parametrize(("flavour", "plugin"), [("mysql", "caching_sha2_password")], indirect=["flavour"])
+@pytest.mark.parametrize(("server_name", "plugin"), [("mysql", "caching_sha2_password")], indirect=["server_name"])
 def test_a_change_of_user_may_be_long_and_come_in_parts(
     server: EmbeddedServer, through, plugin: str, legs: str
 ) -> None:
@@ -202,7 +202,7 @@ def test_a_change_of_user_may_be_long_and_come_in_parts(
 
 
 @pytest.mark.parametrize("legs", ["TLS and TLS", "TLS and plain"])
-@pytest.mark.parametrize(("flavour", "plugin"), EACH_PLUGIN, indirect=["flavour"])
+@pytest.mark.parametrize(("server_name", "plugin"), EACH_PLUGIN, indirect=["server_name"])
 def test_a_real_driver_can_become_another_user(server: EmbeddedServer, through, plugin: str, legs: str) -> None:
     proxy = through(LEGS[legs][1])
     with account(server, plugin) as other:
@@ -396,11 +396,13 @@ def test_a_server_that_nobody_vouches_for_is_not_connected_to(server: EmbeddedSe
         RunningProxy(server, tmp_path / "log", ["--backend-ca", str(other)]).start()
 
 
-def test_a_client_is_told_that_nobody_vouches_for_the_server(flavour: Flavour, tmp_path: Path) -> None:
+def test_a_client_is_told_that_nobody_vouches_for_the_server(
+    server_name: ServerName, flavour: Flavour, tmp_path: Path
+) -> None:
     own = make_certificates(tmp_path / "own")
     options = [f"--ssl-ca={own.ca}", f"--ssl-cert={own.certificate}", f"--ssl-key={own.key}"]
     with (
-        running_server(flavour, options=options) as server,
+        running_server(server_name, options=options) as server,
         running_proxy(server, tmp_path / "log", ["--backend-ca", str(own.ca)]) as proxy,
     ):
         proxy.connect(ssl_disabled=False).close()

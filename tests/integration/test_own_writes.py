@@ -21,9 +21,9 @@ from engine.queue_table import QueueTable
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.own_writes import OwnWrites
-from proxy.embedded.server import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.servers import connect, server_or_skip
+from tests.support.servers import ServerName, connect, server_or_skip
 
 pytestmark = pytest.mark.either_server
 
@@ -116,10 +116,10 @@ class Log:
 
 
 @pytest.fixture(scope="module")
-def server(flavour: Flavour) -> Iterator[EmbeddedServer]:
+def server(server_name: ServerName) -> Iterator[EmbeddedServer]:
     """A server without a proxy. The shared one has a proxy at times, which purges and moves messages
     as well."""
-    with server_or_skip(flavour) as server:
+    with server_or_skip(server_name) as server:
         yield server
 
 

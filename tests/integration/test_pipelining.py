@@ -12,6 +12,7 @@ from tests.support import insides
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.raw import RawClient
+from tests.support.servers import MARIADBS
 from tests.support.waiting import eventually
 
 
@@ -75,7 +76,7 @@ def test_a_stream_sent_ahead_of_a_stream_begins_when_that_ends(proxy: RunningPro
         assert results(client, 3) == [((1,),), ((2,),), (("end",),)]
 
 
-@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")  # MySQL knows no such number.
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")  # MySQL knows no such number.
 def test_a_stream_may_be_executed_before_its_prepare_is_answered(proxy: RunningProxy, database: str) -> None:
     """MariaDB's drivers do it, by the number that means "the statement prepared last"."""
     with proxy.connect(database=database) as client:

@@ -19,12 +19,12 @@ from typing import IO, Any
 import pymysql
 import pytest
 
-from proxy.embedded.server import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer
 from proxy.settings import load
 from tests.support import insides
 from tests.support.proxies import READY, RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.servers import client_program, connect
+from tests.support.servers import ServerName, client_program, connect
 from tests.support.waiting import eventually
 
 
@@ -59,8 +59,8 @@ def health(proxy: RunningProxy) -> tuple[int, Any]:
             return error.code, json.load(error)
 
 
-def shown_by_program(proxy: RunningProxy, flavour: Flavour) -> str:
-    argv = [*client_program(flavour), f"-h{proxy.host}", f"-P{proxy.port}", "-uroot", "-e", "SELECT 1"]
+def shown_by_program(proxy: RunningProxy, server_name: ServerName) -> str:
+    argv = [*client_program(server_name), f"-h{proxy.host}", f"-P{proxy.port}", "-uroot", "-e", "SELECT 1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     return done.stderr

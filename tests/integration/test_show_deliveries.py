@@ -13,10 +13,10 @@ import pymysql
 import pytest
 
 from proxy import __version__
-from proxy.embedded.server import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run, user
-from tests.support.servers import connect, running_server
+from tests.support.servers import ServerName, connect, running_server
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
@@ -238,10 +238,10 @@ def test_proxies_are_shown_with_what_they_publish(other, connection, consume, pr
     assert {row["Name"] for row in shown(connection, "SHOW PROXIES") if row["Streams"] is None} == {None}
 
 
-def test_with_the_performance_schema_other_proxies_have_names(flavour: Flavour, tmp_path: Path) -> None:
+def test_with_the_performance_schema_other_proxies_have_names(server_name: ServerName, tmp_path: Path) -> None:
     """The test servers run without it, MariaDB by default as well."""
     with (
-        running_server(flavour, options=["--performance-schema=ON"]) as server,
+        running_server(server_name, options=["--performance-schema=ON"]) as server,
         running_proxy(server, tmp_path / "a.log") as first,
         running_proxy(server, tmp_path / "b.log") as second,
         first.connect() as here,

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.endpoint import Endpoint, find_jar
 from tests.support.proxies import RunningProxy
+from tests.support.servers import FLAVOUR_OF
 
 ZONE = "America/St_Johns"
 
@@ -30,8 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.pipeline)
             item.add_marker(pytest.mark.timeout(600))
             callspec = getattr(item, "callspec", None)
-            if callspec and "flavour" in callspec.params:  # Each process starts one kind of server.
-                item.add_marker(pytest.mark.xdist_group(callspec.params["flavour"]))
+            if callspec and "server_name" in callspec.params:  # Each process starts one kind of server.
+                item.add_marker(pytest.mark.xdist_group(FLAVOUR_OF[callspec.params["server_name"]]))
 
 
 NO_WORKER = "Python worker failed to connect back"

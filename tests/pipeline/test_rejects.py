@@ -23,6 +23,7 @@ from pipeline.enqueue.direct import Direct
 from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError, PipelineError
 from tests.support.queues import rows, run
+from tests.support.servers import MARIADBS
 
 pytestmark = pytest.mark.either_server
 
@@ -32,7 +33,7 @@ SETTINGS = Settings(slice_rows=100, look_s=0.05, rounds=3)
 
 Fill = Callable[..., Outcome]
 
-on_one_server = pytest.mark.parametrize("flavour", ["mariadb"], indirect=True)
+on_one_server = pytest.mark.parametrize("server_name", MARIADBS, indirect=True)
 """What is tested is the same on each: the driver's steps."""
 
 

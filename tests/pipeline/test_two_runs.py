@@ -40,7 +40,7 @@ def messages(connection: Any) -> tuple[int, ...]:
     return rows(connection, "SELECT COUNT(*), COUNT(DISTINCT payload) FROM m")[0]
 
 
-@pytest.mark.parametrize("flavour", ["mysql"], indirect=True)  # the steps are the same on each
+@pytest.mark.parametrize("server_name", ["mysql"], indirect=True)  # the steps are the same on each
 @pytest.mark.parametrize("step", ["prepare", "write", "finish"])
 def test_a_run_that_is_overtaken_adds_nothing_and_says_so(
     endpoint: Endpoint,

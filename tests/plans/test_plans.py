@@ -32,7 +32,7 @@ from engine.store.queries import TableStatements, partition_clause, statement, t
 from proxy.embedded.server import EmbeddedServer
 from proxy.server.tracing import READ_MAX
 from proxy.session.queries import sql as client_sql
-from tests.support.servers import ServerPool, server_or_skip
+from tests.support.servers import SERVERS, ServerPool, server_or_skip
 from tests.support.stores import GROWING, SCAN_INDEXES, ServerSubject, partitioned_queue
 
 S = NS_PER_S
@@ -223,17 +223,17 @@ class Bench:
 
 @pytest.fixture(
     scope="module",
-    params=[f"{flavour} {form}" for flavour in ("mysql", "mariadb") for form in (*SCAN_INDEXES, "partitioned")],
+    params=[f"{name} {form}" for name in SERVERS for form in (*SCAN_INDEXES, "partitioned")],
 )
 def bench(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[Bench]:
     """The table of 200,000 rows, on each server, with each kind of index, and partitioned by time."""
-    flavour, form = request.param.split()
+    name, form = request.param.split()
     with ExitStack() as stack:
         if form == "partitioned":
-            server = stack.enter_context(server_or_skip(flavour))  # Proxies of other tests would make more partitions.
+            server = stack.enter_context(server_or_skip(name))  # Proxies of other tests would make more partitions.
             subject = partitioned_queue(server, partition_clause(time.time_ns() - 10 * HOUR, 10 * HOUR, 5))
         else:
-            server = server_pool.get(flavour)
+            server = server_pool.get(name)
             subject = ServerSubject(server, columns=GROWING, index=SCAN_INDEXES[form])
         stack.callback(subject.close)
         subject.execute("SET SESSION sql_mode = ''")
@@ -426,7 +426,7 @@ class TestByKey:
 IN_FLIGHT, GIVEN_BACK = 300, 200
 
 
-@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+@pytest.fixture(scope="module", params=SERVERS)
 def counted(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[Bench]:
     """200,000 rows. Of those whose leases are not past, most are acknowledged and some were given back."""
     server = server_pool.get(request.param)

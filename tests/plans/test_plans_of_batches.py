@@ -17,7 +17,7 @@ from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.pool import Pool
 from tests.plans.test_plans import SLACK, Bench, MeasuringConnection, Meter
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import GROWING, SCAN_INDEXES, ServerSubject
 
 FILL = """
@@ -48,7 +48,7 @@ class WholePlans(MeasuringConnection):
         return {"all": "\n".join(" | ".join(line) for line in lines)}
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
+@pytest.fixture(params=SERVERS)
 def bench(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[Bench]:
     with ExitStack() as stack:
         server = server_pool.get(request.param)

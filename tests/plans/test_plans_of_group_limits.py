@@ -13,7 +13,7 @@ import pytest
 from engine.model import NS_PER_S, Wanted
 from tests.plans.test_plans import SLACK, Bench, Measured, Meter, measured_store
 from tests.plans.test_plans_of_groups import FILL
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import GROWING, ServerSubject
 
 S = NS_PER_S
@@ -26,7 +26,7 @@ OF_SMALL_GROUPS = [149_001 + number for number in range(20)]
 Make = Callable[[bool], Bench]
 
 
-@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+@pytest.fixture(scope="module", params=SERVERS)
 def make(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[Make]:
     with ExitStack() as stack:
         made: dict[bool, Bench] = {}

@@ -11,13 +11,13 @@ from engine.store.group_rates import group_hash
 from tests.plans.test_plans import SLACK, Bench, Meter, measured_store
 from tests.plans.test_plans_of_group_limits import COLUMNS, GROUPS, OF_SMALL_GROUPS, OF_THE_LARGE_GROUP, only
 from tests.plans.test_plans_of_groups import FILL
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import ServerSubject
 
 S = NS_PER_S
 
 
-@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+@pytest.fixture(scope="module", params=SERVERS)
 def bench(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[Bench]:
     subject = ServerSubject(server_pool.get(request.param), columns=COLUMNS, groups=GROUPS, group_rate=1)
     subject.execute("SET SESSION sql_mode = ''")

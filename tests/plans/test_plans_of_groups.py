@@ -13,7 +13,7 @@ import pytest
 
 from engine.model import NS_PER_S, Arrivals, Group, GroupScan, GroupScanResult, Portion, Share
 from tests.plans.test_plans import SLACK, Bench, Measured, Meter, measured_store
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import GROWING, SCAN_INDEXES, ServerSubject
 
 S = NS_PER_S
@@ -36,13 +36,11 @@ FILL = """
 LARGE: Group = ("t25000", 1)
 
 
-@pytest.fixture(
-    scope="module", params=["mysql ascending", "mariadb ascending", "mysql descending", "mariadb descending"]
-)
+@pytest.fixture(scope="module", params=[f"{name} {form}" for name in SERVERS for form in SCAN_INDEXES])
 def bench(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[Bench]:
-    flavour, form = request.param.split()
+    name, form = request.param.split()
     with ExitStack() as stack:
-        server = server_pool.get(flavour)
+        server = server_pool.get(name)
         columns = GROWING + ", tenant VARCHAR(20) CHARACTER SET latin1, region INT"
         subject = ServerSubject(server, columns=columns, index=SCAN_INDEXES[form], groups=("tenant", "region"))
         stack.callback(subject.close)

@@ -13,14 +13,14 @@ from engine.model import NS_PER_S, TableId, Wanted
 from engine.queue_table import SEMAPHORES
 from tests.plans.test_plans import SLACK, Bench, Measured, Meter, measured_store
 from tests.plans.test_plans_of_groups import FILL
-from tests.support.servers import ServerPool
+from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import GROWING, ServerSubject
 
 S = NS_PER_S
 COLUMNS = GROWING + ", tenant VARCHAR(20) CHARACTER SET latin1, region INT"
 
 
-@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+@pytest.fixture(scope="module", params=SERVERS)
 def bench(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[Bench]:
     server = server_pool.get(request.param)
     subject = ServerSubject(server, columns=COLUMNS, semaphores=True)

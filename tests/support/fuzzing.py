@@ -32,7 +32,7 @@ from tests.support.conversations import SCRIPTS
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.raw import ALL, BASE, DEPRECATE_EOF, QUERY_ATTRIBUTES, UTF8MB4, RawClient
-from tests.support.servers import FLAVOURS, connect, running_server
+from tests.support.servers import SERVERS, connect, running_server
 from tests.support.waiting import eventually
 
 USER = "fuzz"
@@ -296,14 +296,14 @@ def main() -> None:
     """`python -m tests.support.fuzzing PACKETS [SEED]`: as many on each server."""
     packets, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns() % 1_000_000
     faults: list[str] = []
-    for flavour in FLAVOURS:
+    for name in SERVERS:
         began = time.monotonic()
-        with running_server(flavour) as server, tempfile.TemporaryDirectory() as directory:
-            report = fuzz(server, Path(directory) / "log", packets // len(FLAVOURS), seed)
+        with running_server(name) as server, tempfile.TemporaryDirectory() as directory:
+            report = fuzz(server, Path(directory) / "log", packets // len(SERVERS), seed)
         took = time.monotonic() - began
         ends = ", ".join(f"{count} {end}" for end, count in report.ends.most_common())
         print(  # noqa: T201 - a program
-            f"{flavour}: {report.packets} packets on {report.connections} connections in {took:.0f} s (seed {seed}): "
+            f"{name}: {report.packets} packets on {report.connections} connections in {took:.0f} s (seed {seed}): "
             f"{ends}; memory {report.growth_kb:+} kB; {len(report.log.splitlines()) - 1} lines of log"
         )
         for line in report.log.splitlines()[1:][:20]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.queues import rows, run
-from tests.support.servers import binary_or_skip, cache_dir, connect, new_server
+from tests.support.servers import FLAVOUR_OF, ServerName, binary_or_skip, connect, new_server, unpacked
 from tests.support.waiting import eventually
 
 ENOUGH_MS = 3_600_000
@@ -29,14 +29,14 @@ WRITABLE: dict[Flavour, Sequence[str]] = {
 }
 
 
-def _options(flavour: Flavour, number: int) -> list[str]:
-    if flavour == "mysql":
-        plugins = cache_dir() / "mysql-sid" / "usr/lib/mysql/plugin"
+def _options(name: ServerName, number: int) -> list[str]:
+    if FLAVOUR_OF[name] == "mysql":
+        root = unpacked(name)
         return [
             f"--server-id={number}",
             "--gtid-mode=ON",
             "--enforce-gtid-consistency=ON",
-            *([f"--plugin-dir={plugins}"] if plugins.exists() else []),
+            *([f"--plugin-dir={root / 'usr/lib/mysql/plugin'}"] if root else []),
             "--plugin-load-add=semisync_source.so",
             "--plugin-load-add=semisync_replica.so",
         ]
@@ -111,22 +111,22 @@ def promote(replica: EmbeddedServer) -> None:
 
 
 @contextlib.contextmanager
-def primary_and_replica(flavour: Flavour, *, semi_sync: bool = True) -> Iterator[tuple[EmbeddedServer, EmbeddedServer]]:
+def primary_and_replica(name: ServerName, *, semi_sync: bool = True) -> Iterator[tuple[EmbeddedServer, EmbeddedServer]]:
     """Two durable servers, the second one a replica of the first, and read-only."""
-    binary_or_skip(flavour)
-    with tempfile.TemporaryDirectory(prefix=f"ackstream-{flavour}-pair-") as directory, contextlib.ExitStack() as stack:
+    binary_or_skip(name)
+    with tempfile.TemporaryDirectory(prefix=f"ackstream-{name}-pair-") as directory, contextlib.ExitStack() as stack:
         servers = [
-            new_server(flavour, Path(directory) / f"server{number}", durable=True, options=_options(flavour, number))
+            new_server(name, Path(directory) / f"server{number}", durable=True, options=_options(name, number))
             for number in (1, 2)
         ]
         for server in servers:
             stack.callback(server.kill)
             server.start()
         primary, replica = servers
-        reset = "RESET BINARY LOGS AND GTIDS" if flavour == "mysql" else "RESET MASTER"
+        reset = "RESET BINARY LOGS AND GTIDS" if primary.flavour == "mysql" else "RESET MASTER"
         run_all(primary, reset)
         run_all(replica, reset)
-        if flavour == "mariadb":
+        if primary.flavour == "mariadb":
             run_all(replica, "SET GLOBAL gtid_slave_pos = ''")
         if semi_sync:
             _make_semi_sync(primary, replica)

@@ -29,7 +29,7 @@ from engine.store.port import Answer, BegunCall, Origin, Store
 from engine.store.queries import statement
 from proxy.embedded.server import EmbeddedServer
 from proxy.session.queries import sql as client_sql
-from tests.support.servers import ServerPool, connect
+from tests.support.servers import ServerPool, connect, server_named
 from tests.support.waiting import eventually
 
 T = TypeVar("T")
@@ -489,14 +489,14 @@ def kept_subjects(
     pool: ServerPool, make: Callable[[EmbeddedServer, str], ServerSubject]
 ) -> Iterator[Callable[[str], ServerSubject]]:
     """A fixture's body. Yields a function that returns the empty table of a name ("mysql", or "mysql partitioned"). The
-    first word is the server's flavour. A table is made by `make`, which gets its server and the rest of its name, and
+    first word is the server's. A table is made by `make`, which gets its server and the rest of its name, and
     is kept until the end: creating it takes longer than most tests."""
     subjects: dict[str, ServerSubject] = {}
 
     def find(name: str) -> ServerSubject:
         if name not in subjects:
-            flavour, _, kind = name.partition(" ")
-            subjects[name] = make(pool.get("mysql" if flavour == "mysql" else "mariadb"), kind)
+            server, _, kind = name.partition(" ")
+            subjects[name] = make(pool.get(server_named(server)), kind)
         subjects[name].renew()
         return subjects[name]
 

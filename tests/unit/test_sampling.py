@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from tests.support import sampling
+from tests.support.servers import FLAVOUR_OF, MARIADBS, SERVERS, ServerName
 
 CASES = """
 import pytest
 
 @pytest.mark.either_server
 @pytest.mark.parametrize("way", range(20))
-@pytest.mark.parametrize("flavour", ["mysql", "mariadb"])
-def test_either(flavour, way): ...
+@pytest.mark.parametrize("server_name", ["mysql", "mariadb", "mariadb-11"])
+def test_either(server_name, way): ...
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", range(20))
@@ -27,8 +28,14 @@ def test_sampled(way): ...
 def test_without_a_server(): ...
 
 @pytest.mark.either_server
-@pytest.mark.parametrize("flavour", ["mariadb"])
-def test_of_one_server(flavour): ...
+@pytest.mark.parametrize("server_name", ["mariadb"])
+def test_of_one_server(server_name): ...
+
+SERVERS = ("mysql", "mariadb", "mariadb-11")
+
+@pytest.mark.parametrize("way", range(20))
+@pytest.mark.parametrize("store", ["memory", *SERVERS, *(f"{name} old" for name in SERVERS)])
+def test_of_each_flavour(store, way): ...
 """
 
 
@@ -49,7 +56,7 @@ def names(items: Sequence[Any]) -> list[str]:
 
 
 def draw(
-    items: Sequence[Any], seed: int, monkeypatch: pytest.MonkeyPatch, servers: Sequence[str] = ("mysql", "mariadb")
+    items: Sequence[Any], seed: int, monkeypatch: pytest.MonkeyPatch, servers: Sequence[ServerName] = SERVERS
 ) -> list[Any]:
     monkeypatch.setattr(sampling, "SEED", seed)
     monkeypatch.setattr(sampling, "LONG", False)
@@ -67,9 +74,23 @@ def test_each_case_is_taken_on_one_server_and_so_many_cases_of_a_matrix(
         "test_sampled": 3,
         "test_without_a_server": 1,
         "test_of_one_server": 1,
+        "test_of_each_flavour": 20 * 5,
     }
-    servers = {item.callspec.params["flavour"] for item in drawn if item.originalname == "test_either"}
-    assert servers == {"mysql", "mariadb"}
+    servers = {item.callspec.params["server_name"] for item in drawn if item.originalname == "test_either"}
+    assert {FLAVOUR_OF[server] for server in servers} == {"mysql", "mariadb"}
+
+
+def test_of_two_servers_of_one_flavour_a_file_has_one_throughout(
+    items: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+    for seed in range(20):
+        drawn = draw(items, seed, monkeypatch)
+        stores = {item.callspec.params["store"] for item in drawn if item.originalname == "test_of_each_flavour"}
+        (mariadb,) = {store for store in stores if store in MARIADBS}
+        assert stores == {"memory", "mysql", "mysql old", mariadb, f"{mariadb} old"}
+        seen.add(mariadb)
+    assert seen == set(MARIADBS)
 
 
 def test_a_seed_repeats_a_draw_and_another_draws_anew(items: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +102,7 @@ def test_a_seed_repeats_a_draw_and_another_draws_anew(items: list[Any], monkeypa
 
 def test_a_server_that_is_missing_is_not_drawn(items: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = draw(items, 1, monkeypatch, ["mariadb"])
-    assert all("mysql" not in item.name for item in drawn if item.originalname == "test_either")
+    assert {item.callspec.params["server_name"] for item in drawn if item.originalname == "test_either"} == {"mariadb"}
 
 
 def test_a_long_run_and_a_case_that_is_named_leave_nothing_out(
@@ -90,4 +111,4 @@ def test_a_long_run_and_a_case_that_is_named_leave_nothing_out(
     case = items[7]
     assert draw([case], 1, monkeypatch) == [case]
     monkeypatch.setattr(sampling, "LONG", True)
-    assert sampling.taken(items, ["mysql", "mariadb"]) == items
+    assert sampling.taken(items, SERVERS) == items

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.embedded.server import Flavour
 from tests.fault.chaos import harness
 from tests.fault.chaos.checker import Report, check
 from tests.fault.chaos.harness import Run
@@ -20,7 +19,7 @@ from tests.fault.chaos.history import read
 from tests.fault.chaos.life import life
 from tests.fault.chaos.plans import plans
 from tests.fault.chaos.schedule import Fault, schedule, shrunk, without
-from tests.support.servers import FLAVOURS
+from tests.support.servers import SERVERS, ServerName
 
 SHOWN = 20
 
@@ -44,7 +43,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fault.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="of workload, over all servers together")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000))
-    parser.add_argument("--server", nargs="*", default=list(FLAVOURS), choices=FLAVOURS)
+    parser.add_argument("--server", nargs="*", default=list(SERVERS), choices=SERVERS)
     parser.add_argument("--proxies", type=int, default=3)
     parser.add_argument("--apart", action="store_true", help="proxies have an address for statements as well")
     parser.add_argument("--processes", type=int, default=2)
@@ -99,9 +98,9 @@ def carried_out(given: argparse.Namespace, folder: Path) -> bool:
     """Returns whether a run violated anything. The servers' data and the histories are in `folder` afterwards."""
     seconds = 60 * given.minutes / len(given.server)
     failed = False
-    for flavour in given.server:
-        run = run_of(given, flavour, seconds, folder / flavour)
-        say(f"{flavour}: seed {given.seed}, {seconds:.0f} s, {given.proxies} proxies, {len(run.faults)} faults")
+    for name in given.server:
+        run = run_of(given, name, seconds, folder / name)
+        say(f"{name}: seed {given.seed}, {seconds:.0f} s, {given.proxies} proxies, {len(run.faults)} faults")
         report = check(read(harness.carry_out(run)))
         if report.violations:
             failed = True
@@ -110,9 +109,9 @@ def carried_out(given: argparse.Namespace, folder: Path) -> bool:
     return failed
 
 
-def run_of(given: argparse.Namespace, flavour: Flavour, seconds: float, folder: Path) -> Run:
+def run_of(given: argparse.Namespace, name: ServerName, seconds: float, folder: Path) -> Run:
     return Run(
-        flavour,
+        name,
         folder,
         given.seed,
         seconds,
@@ -144,7 +143,7 @@ def shrink(run: Run, rules: set[str], runs: int) -> None:
     tries = itertools.count(1)
 
     def fails(faults: Sequence[Fault]) -> bool:
-        fewer = dataclasses.replace(run, faults=faults, folder=run.folder.with_name(f"{run.flavour}-{next(tries)}"))
+        fewer = dataclasses.replace(run, faults=faults, folder=run.folder.with_name(f"{run.server}-{next(tries)}"))
         again = check(read(harness.carry_out(fewer)))
         still = any(violation.rule in rules for violation in again.violations)
         say(f"  with {len(faults)} of its faults: {'the same' if still else 'nothing'}, see {fewer.history}")

@@ -34,7 +34,7 @@ from tests.support.clocks import ShiftedClock
 from tests.support.failover import url
 from tests.support.proxies import RunningProxy, environment
 from tests.support.replicas import committed, primary_and_replica
-from tests.support.servers import connect, lasting_port, new_server
+from tests.support.servers import FLAVOUR_OF, ServerName, connect, lasting_port, new_server
 from tests.support.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[3]
@@ -62,7 +62,7 @@ IDLE_S = 20.0
 class Run:
     """What to run. `rate`: messages a second that a share of 1 gets, in each process."""
 
-    flavour: Flavour
+    server: ServerName
     folder: Path
     seed: int
     seconds: float
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def history(self) -> Path:
-        return self.folder / f"history-{self.flavour}-{self.seed}.jsonl"
+        return self.folder / f"history-{self.server}-{self.seed}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +210,11 @@ class Harness:
         run = self.plan
         options: Sequence[str] = PROXY_OPTIONS
         if run.replica:
-            self.server, self.replica = self._stack.enter_context(primary_and_replica(run.flavour, semi_sync=False))
+            self.server, self.replica = self._stack.enter_context(primary_and_replica(run.server, semi_sync=False))
             options = (*PROXY_OPTIONS, "--backend", url(self.replica))
         else:
-            server_options = (*SERVER_OPTIONS, REDO_LOG[run.flavour])
-            self.server = new_server(run.flavour, run.folder / "server" / "data", options=server_options)
+            server_options = (*SERVER_OPTIONS, REDO_LOG[FLAVOUR_OF[run.server]])
+            self.server = new_server(run.server, run.folder / "server" / "data", options=server_options)
             self.server.port = lasting_port()
             self._stack.callback(self.server.stop, 0)
             self.start_server()

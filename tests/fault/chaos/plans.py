@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 TOKENS_OF_A_PROCESS = 1 << 36
@@ -129,18 +129,6 @@ class Plan:
 
 def made(name: str, *options: str, columns: str = COLUMNS) -> str:
     return f"CREATE QUEUE {name} ({columns}) " + " ".join(("POLLER_INTERVAL = 3", *options))
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What a run consists of, besides its faults."""
-
-    seed: int
-    flavour: str
-    minutes: float
-    proxies: int
-    processes: int = 2
-    plans: tuple[Plan, ...] = field(default_factory=tuple)
 
 
 def plans(names: frozenset[str] = frozenset()) -> tuple[Plan, ...]:
