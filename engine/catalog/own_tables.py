@@ -4,20 +4,46 @@ The comment of such a table begins with `ackstream:` and ends with its version. 
 only where an older program would use the table wrongly: a column that older ones do not mention needs
 none. `ackstream migrate` makes and upgrades all of them; CREATE QUEUE and ALTER QUEUE make a missing
 one.
+
+Whoever owns the database can put anything in the place of such a table. So it is used only if it is
+a table of InnoDB with the columns and the primary key of its version, and without triggers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.queue_table import GROUP_RATES, RATES, SEMAPHORES, Policy
+from engine.catalog.verdict import Column, TableFacts
+from engine.model import TableId
+from engine.queue_table import GROUP_RATES, PRIMARY_KEY, RATES, SEMAPHORES, Policy
 
 PREFIX = "ackstream:"
 """The beginning of their comments."""
 
 _VERSION = re.compile(r"\(version ([0-9]{1,9})\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnColumn:
+    """A column of such a table. It is NOT NULL."""
+
+    name: str
+    data_type: str
+    length_chars: int = 0
+    collation: str = ""
+
+    def is_like(self, column: Column | None) -> bool:
+        """Whether a column of the database is this one."""
+        if column is None or column.nullable or column.generated:
+            return False
+        kind = (column.data_type, column.length_chars, column.collation)
+        return kind == (self.data_type, self.length_chars, self.collation)
+
+
+NAME_TYPE = ("varchar", 64, "utf8mb4_bin")
+"""Of a column with the name of a queue or of a semaphore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +57,10 @@ class OwnTable:
     """Whether a queue with this policy needs it."""
     create: str
     """The name of the query that makes the present version: `$table`, `$comment`."""
+    columns: tuple[OwnColumn, ...]
+    """Those of the present version. Of a later one there may be more."""
+    key: tuple[str, ...]
+    """The columns of the primary key."""
     upgrades: tuple[str, ...] = ()
     """The names of the queries that lead from version 1 to 2, from 2 to 3, and so on. Each is one
     ALTER TABLE that also sets the comment, so that an upgrade is there as a whole or not at all."""
@@ -44,14 +74,35 @@ class OwnTable:
         """The comment of the table in a version; None: the present one."""
         return f"{PREFIX} {self.purpose} (version {self.version if version is None else version})"
 
-    def problem(self, place: str, comment: str) -> str | None:
-        """Why the table at `place`, with this comment, cannot be used; None if it can."""
-        found = version_of(comment)
+    def problem(self, place: TableId, facts: TableFacts | None) -> str | None:
+        """Why what has this name cannot be used; None if it can. `facts`: None if it is no table."""
+        if facts is None:
+            return _refused(place, ["it is a view"])
+        if not facts.comment.startswith(PREFIX):
+            return _refused(place, [f"its comment does not begin with {PREFIX}"])
+        found = version_of(facts.comment)
         if found > self.version:
             return f"{place} has version {found}, this program uses version {self.version}: use a newer ackstream"
         if found < self.version:
             return f"{place} has version {found}, this program uses version {self.version}: run ackstream migrate"
-        return None
+        differences = list(self._differences(facts))
+        return _refused(place, differences) if differences else None
+
+    def _differences(self, facts: TableFacts) -> Iterable[str]:
+        """What differs from the table that ackstream makes."""
+        if facts.engine.lower() != "innodb":
+            yield f"its storage engine is {facts.engine or 'unknown'}"
+        columns = {column.name.lower(): column for column in facts.columns}
+        for own in self.columns:
+            if not own.is_like(columns.get(own.name)):
+                yield f"its column {own.name} is missing or differs"
+        keys = [
+            [column.name.lower() for column in index.columns] for index in facts.indexes if index.name == PRIMARY_KEY
+        ]
+        if keys != [list(self.key)]:
+            yield f"its primary key is not ({', '.join(self.key)})"
+        if facts.has_triggers:
+            yield "it has a trigger"
 
 
 def version_of(comment: str) -> int:
@@ -60,8 +111,17 @@ def version_of(comment: str) -> int:
     return 1 if found is None else int(found[1])
 
 
+def _refused(place: TableId, differences: Iterable[str]) -> str:
+    return f"{place} is not as ackstream makes it ({'; '.join(differences)}): drop it, and run ackstream migrate"
+
+
 RATES_TABLE = OwnTable(
-    RATES, "MAX_RATE of the queues over all proxies", lambda policy: policy.max_rate is not None, "create_rates"
+    RATES,
+    "MAX_RATE of the queues over all proxies",
+    lambda policy: policy.max_rate is not None,
+    "create_rates",
+    (OwnColumn("queue", *NAME_TYPE), OwnColumn("full_ns", "bigint")),
+    ("queue",),
 )
 
 GROUP_RATES_TABLE = OwnTable(
@@ -69,6 +129,8 @@ GROUP_RATES_TABLE = OwnTable(
     "GROUP_RATE of the message groups over all proxies",
     lambda policy: policy.group_rate is not None,
     "create_group_rates",
+    (OwnColumn("queue", *NAME_TYPE), OwnColumn("group_hash", "binary", 32), OwnColumn("full_ns", "bigint")),
+    ("queue", "group_hash"),
 )
 
 SEMAPHORES_TABLE = OwnTable(
@@ -76,6 +138,8 @@ SEMAPHORES_TABLE = OwnTable(
     "the semaphores of the queues of this database",
     lambda policy: policy.semaphores is not None,
     "create_semaphores",
+    (OwnColumn("name", *NAME_TYPE), OwnColumn("capacity", "int")),
+    ("name",),
 )
 
 OWN_TABLES = {table.name: table for table in (RATES_TABLE, GROUP_RATES_TABLE, SEMAPHORES_TABLE)}

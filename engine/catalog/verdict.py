@@ -112,6 +112,8 @@ class TableFacts:
     """Whether the server treats table names that differ only in case as the same."""
     has_checks: bool = False
     """Whether it has CHECK constraints that an UPDATE evaluates."""
+    has_triggers: bool = False
+    """Whether it has triggers that the engine's account may see."""
 
 
 @dataclass(frozen=True, slots=True)

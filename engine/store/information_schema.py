@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from engine.catalog.directives import is_marked
-from engine.catalog.own_tables import OWN_TABLES, PREFIX, version_of
+from engine.catalog.own_tables import OWN_TABLES
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts
 from engine.model import TableId
 from engine.packets import text_values
@@ -27,27 +27,38 @@ Row = tuple[str, ...]
 CHECK: Row = ("CHECK", "")
 """What the statement `catalog_extras` returns of a table with CHECK constraints."""
 
+TRIGGER: Row = ("TRIGGER", "")
+"""And of one with triggers."""
+
 
 def listing(connection: StoreConnection, rights: str) -> Timed[Listing]:
     """Every marked table with its stamp, and all views and tables with triggers.
 
-    `rights` identifies the account's privileges. When it changes, so does every stamp. The versions of
-    the tables that ackstream itself has made in a database are in the stamps of its queues.
+    `rights` identifies the account's privileges. When it changes, so does every stamp. What has the name
+    of a table of ackstream's own in a database is in the stamps of its queues.
     """
     now, tables, triggers = connection.run([statement(name) for name in ("now", "catalog_listing", "catalog_triggers")])
+    with_triggers = {TableId(*row) for row in _rows(triggers)}
+    views_and_triggers = {table.name for table in with_triggers}
     marked: dict[TableId, _Stamp] = {}
-    versions: dict[str, str] = {}
-    views_and_triggers = {name for (name,) in _rows(triggers)}
+    own: dict[TableId, _Stamp] = {}
     for db, name, kind, comment, engine, changed, settled in _rows(tables):
+        table, stamp = TableId(db, name), _Stamp(comment, engine, changed, settled == "1")
         if kind.upper() == "VIEW":
             views_and_triggers.add(name)
+            if name in OWN_TABLES:
+                own[table] = _Stamp("", kind, "0", settled=True)
         elif is_marked(comment):
-            marked[TableId(db, name)] = _Stamp(comment, engine, changed, settled == "1")
-        elif name in OWN_TABLES and comment.startswith(PREFIX):
-            versions[db] = f"{versions.get(db, '')}{name}={version_of(comment)} "
-    if any(not stamp.changed for stamp in marked.values()):
-        _read_times(connection, marked)
-    stamps = {table: stamp.stamp(versions.get(table.db, "") + rights) for table, stamp in marked.items()}
+            marked[table] = stamp
+        elif name in OWN_TABLES:
+            stamp.engine += " with triggers" if table in with_triggers else ""
+            own[table] = stamp
+    if any(not stamp.changed for stamp in (*marked.values(), *own.values())):
+        _read_times(connection, marked | own)
+    beside: dict[str, list[str | None]] = {}
+    for table, stamp in own.items():
+        beside.setdefault(table.db, []).append(stamp.stamp(table.name))
+    stamps = {table: stamp.stamp(rights, beside.get(table.db, ())) for table, stamp in marked.items()}
     return Timed(Listing(stamps, frozenset(name.casefold() for name in views_and_triggers)), now_ns(now))
 
 
@@ -61,8 +72,11 @@ class _Stamp:
     settled: bool
     """Whether the last change is so old that another one would set another time."""
 
-    def stamp(self, rights: str) -> str | None:
-        return f"{self.changed} {rights} {self.engine} {self.comment}" if self.settled else None
+    def stamp(self, rights: str, beside: Sequence[str | None] = ()) -> str | None:
+        """`beside`: the stamps of ackstream's own tables in its database."""
+        if not self.settled or None in beside:
+            return None
+        return f"{self.changed} {rights} {self.engine} {self.comment} {sorted(filter(None, beside))}"
 
 
 def _read_times(connection: StoreConnection, marked: Mapping[TableId, _Stamp]) -> None:
@@ -70,18 +84,6 @@ def _read_times(connection: StoreConnection, marked: Mapping[TableId, _Stamp]) -
     for db, name, changed, settled in _rows(times):
         if stamp := marked.get(TableId(db, name)):
             stamp.changed, stamp.settled = changed, settled == "1"
-
-
-def own_comments(connection: StoreConnection, tables: Collection[TableId]) -> Mapping[TableId, str]:
-    """The comments of the existing ones of these tables, by the requested names."""
-    (found,) = connection.run([statement("catalog_own_tables", tables=_names_condition(tables))])
-    rows = list(_rows(found))
-    exact = {TableId(db, name): comment for db, name, comment in rows}
-    folded = {TableId(db.casefold(), name.casefold()): comment for db, name, comment in rows}
-    comments = {
-        table: exact.get(table, folded.get(TableId(table.db.casefold(), table.name.casefold()))) for table in tables
-    }
-    return {table: comment for table, comment in comments.items() if comment is not None}
 
 
 def table_facts(connection: StoreConnection, table: TableId) -> Timed[TableFacts | None]:
@@ -94,12 +96,13 @@ def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Ma
     """The facts of the existing ones of these tables, by the requested names, read in one
     packet."""
     names = ("table", "columns", "indexes", "extras")
-    condition, constraints = _names_condition(tables), _names_condition(tables, schema="constraint_schema")
+    words = {
+        "tables": _names_condition(tables),
+        "constraints": _names_condition(tables, "constraint_schema"),
+        "triggers": _names_condition(tables, "event_object_schema", "event_object_table"),
+    }
     now, found, *parts = connection.run(
-        [
-            statement("now"),
-            *(statement(f"catalog_{name}", tables=condition, constraints=constraints) for name in names),
-        ]
+        [statement("now"), *(statement(f"catalog_{name}", **words) for name in names)],
     )
     rows = list(_rows(found))
     columns, indexes, extras = map(_by_table, parts)
@@ -118,23 +121,25 @@ def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Ma
                 any(is_by_time(*rest) for rest in extras.get((db, name), ())),
                 lower_case_table_names != "0",
                 CHECK in extras.get((db, name), ()),
+                TRIGGER in extras.get((db, name), ()),
             )
     return Timed(facts, now_ns(now))
 
 
-def _names_condition(tables: Collection[TableId], schema: str = "table_schema") -> str:
-    """A condition on information_schema for these tables. `schema`: the column with the database.
+def _names_condition(tables: Collection[TableId], schema: str = "table_schema", name: str = "table_name") -> str:
+    """A condition on information_schema for these tables. `schema`, `name`: the columns with the database and
+    the table.
 
     It may also select a table with the database of one and the name of another. With listed names,
     both servers open no other tables.
     """
     dbs = ", ".join(text_literal(db) for db in sorted({table.db for table in tables}))
-    names = ", ".join(text_literal(name) for name in sorted({table.name for table in tables}))
+    names = ", ".join(text_literal(one) for one in sorted({table.name for table in tables}))
     if not tables:
         return "FALSE"
     if len(tables) == 1:
-        return f"{schema} = {dbs} AND table_name = {names}"
-    return f"{schema} IN ({dbs}) AND table_name IN ({names})"
+        return f"{schema} = {dbs} AND {name} = {names}"
+    return f"{schema} IN ({dbs}) AND {name} IN ({names})"
 
 
 def _by_table(result: Result) -> Mapping[Row, list[Row]]:

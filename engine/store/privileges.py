@@ -19,11 +19,14 @@ from engine.packets import text_values
 from engine.queue_table import BrokenTable, QueueTable
 from engine.quoting import qualified, quoted
 from engine.store.connection import DENIED, StoreConnection
-from engine.store.information_schema import own_comments
+from engine.store.information_schema import table_facts
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import and_lease, statement
 from engine.store.route import READ_ONLY
+
+ABSENT = frozenset({ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR})
+"""Errors of a table that does not exist."""
 
 
 def read_grants(connection: StoreConnection) -> Grants:
@@ -143,11 +146,11 @@ class Rights:
                 raise
             if error.code in DENIED:
                 return self._grants.missing_problem(table, wanted)
-            if error.lasting:
+            if error.code in ABSENT:
                 return _Absent()
-            if error.code not in READ_ONLY:
+            if not error.lasting and error.code not in READ_ONLY:
                 return error
-        return own.problem(str(table), own_comments(connection, [table]).get(table, "")) or ""
+        return own.problem(table, table_facts(connection, table).value) or ""
 
     def _lacking(self, table: TableId, wanted: Sequence[str], and_lease: str = "") -> list[str]:
         if self._is_denied(table, "SELECT"):  # Nothing else can be tried: SHOW GRANTS has to do.

@@ -423,7 +423,7 @@ ON DUPLICATE KEY UPDATE full_ns = 0
 -- behind claim_lock, as group_count does. The lock of the queue is held, so the times cannot change.
 SELECT /* ackstream rates */ id_read, CAST(HEX(group_hash) AS BINARY), (
     SELECT CAST(kept.full_ns AS BINARY)
-    FROM $rates AS kept
+    FROM $rates AS kept FORCE INDEX (PRIMARY)
     WHERE kept.queue = $queue AND kept.group_hash = concerned.group_hash
 )
 FROM (
@@ -433,8 +433,8 @@ FROM (
 ) AS concerned
 
 -- name: group_rates_write
--- One more claim: a row for each group of its messages. MySQL and MariaDB refer to the new values in
--- different ways.
+-- One more claim: a row for each group of its messages, behind group_rates_read in the same transaction. MySQL
+-- and MariaDB refer to the new values in different ways.
 INSERT INTO $rates (queue, group_hash, full_ns)
 VALUES $rows /*!80019 AS new */
 ON DUPLICATE KEY UPDATE full_ns = /*!80019 new.full_ns */ /*M! VALUES(full_ns) */
@@ -442,13 +442,13 @@ ON DUPLICATE KEY UPDATE full_ns = /*!80019 new.full_ns */ /*M! VALUES(full_ns) *
 -- name: group_rates_of
 -- When some groups have their full rate again.
 SELECT CAST(HEX(group_hash) AS BINARY), CAST(full_ns AS BINARY)
-FROM $rates
+FROM $rates FORCE INDEX (PRIMARY)
 WHERE queue = $queue AND group_hash IN ($groups)
 
 -- name: group_rates_behind
 -- The next groups of a queue, in the order of the primary key.
 SELECT /* ackstream purge */ CAST(HEX(group_hash) AS BINARY), CAST(full_ns AS BINARY)
-FROM $rates
+FROM $rates FORCE INDEX (PRIMARY)
 WHERE queue = $queue AND group_hash > $behind
 ORDER BY group_hash
 LIMIT $limit
@@ -456,7 +456,7 @@ LIMIT $limit
 -- name: group_rates_delete
 -- Groups that have had their full rate for a while. The condition is checked again, since a claim may
 -- have used them since they were read.
-DELETE /* ackstream purge */ FROM $rates
+DELETE /* ackstream purge */ FROM $rates USING $rates FORCE INDEX (PRIMARY)
 WHERE queue = $queue AND group_hash IN ($groups) AND full_ns < $before_ns
 
 -- name: rights_group_rates_read
@@ -718,13 +718,6 @@ FROM information_schema.tables
 WHERE table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
     AND (table_type = 'VIEW' OR table_comment LIKE '%vitess\_message%' OR table_comment LIKE 'ackstream:%')
 
--- name: catalog_own_tables
--- The versions of tables that ackstream itself has made. MariaDB compares names without case, so the caller
--- selects.
-SELECT /* ackstream catalog */ table_schema, table_name, table_comment
-FROM information_schema.tables
-WHERE $tables
-
 -- name: catalog_times
 -- When tables were made or altered, for MariaDB. It opens only the tables whose names are listed.
 SELECT /* ackstream catalog */
@@ -735,7 +728,7 @@ WHERE $tables
 -- name: catalog_triggers
 -- A write to a table with a trigger may reach other tables. Only tables on which the account has
 -- TRIGGER are returned.
-SELECT /* ackstream catalog */ DISTINCT event_object_table
+SELECT /* ackstream catalog */ DISTINCT event_object_schema, event_object_table
 FROM information_schema.triggers
 WHERE event_object_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
 
@@ -756,8 +749,8 @@ WHERE $tables
 ORDER BY ordinal_position
 
 -- name: catalog_extras
--- Their partitioning; and 'CHECK' for those with CHECK constraints, other than the ones with which
--- MariaDB implements JSON.
+-- Their partitioning; 'CHECK' for those with CHECK constraints, other than the ones with which MariaDB
+-- implements JSON; and 'TRIGGER' for those with triggers.
 SELECT /* ackstream catalog */ DISTINCT
     table_schema, table_name, COALESCE(partition_method, ''), COALESCE(partition_expression, '')
 FROM information_schema.partitions
@@ -770,6 +763,10 @@ SELECT
     /*M! constraint_schema, table_name, 'CHECK', ''
     FROM information_schema.check_constraints
     WHERE $constraints AND check_clause NOT REGEXP '^json_valid[(]`[^`]*`[)]$$' */
+UNION ALL
+SELECT event_object_schema, event_object_table, 'TRIGGER', ''
+FROM information_schema.triggers
+WHERE $triggers
 
 -- name: catalog_indexes
 -- Their indexes, one column a row. The attribute of an index that the optimizer ignores has another

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import click
 
-from engine.catalog.own_tables import OWN_TABLES, OwnTable, version_of
+from engine.catalog.own_tables import OWN_TABLES, PREFIX, OwnTable, version_of
 from engine.model import TableId
 from engine.packets import text_values
 from engine.queue_table import QueueTable
 from engine.quoting import qualified, text_literal
 from engine.store.connection import DENIED, StoreConnection
-from engine.store.information_schema import own_comments
+from engine.store.information_schema import table_facts
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.port import StoreError
@@ -65,19 +65,16 @@ def steps(
 ) -> Iterator[Step]:
     """Bring these tables to their present versions, or with `check` only report what would be done.
     Raises StoreError."""
-    comments = own_comments(connection, places)
     for place in places:
         own = tables[place.name]
-        comment = comments.get(place)
-        if comment is None:
-            yield _carried_out(connection, own, place, 0, check=check)
+        facts = table_facts(connection, place).value
+        version = 0 if facts is None else version_of(facts.comment)
+        if facts is not None and (version >= own.version or not facts.comment.startswith(PREFIX)):
+            problem = own.problem(place, facts)
+            yield Step("error", str(place), problem) if problem else Step("current", str(place), f"version {version}")
             continue
-        if (found := version_of(comment)) > own.version:
-            yield Step("error", str(place), own.problem(str(place), comment) or "")
-        elif found == own.version:
-            yield Step("current", str(place), f"version {found}")
-        for version in range(found, own.version):
-            yield _carried_out(connection, own, place, version, check=check)
+        for at in range(version, own.version) if version else (0,):
+            yield _carried_out(connection, own, place, at, check=check)
 
 
 def _carried_out(connection: StoreConnection, own: OwnTable, place: TableId, version: int, *, check: bool) -> Step:
@@ -89,6 +86,8 @@ def _carried_out(connection: StoreConnection, own: OwnTable, place: TableId, ver
     if check:
         return Step("outdated" if version else "missing", str(place), f"version {after}", text)
     connection.run([text])
+    if after == own.version and (problem := own.problem(place, table_facts(connection, place).value)):
+        return Step("error", str(place), problem)
     return Step("upgraded" if version else "made", str(place), f"version {after}", text)
 
 

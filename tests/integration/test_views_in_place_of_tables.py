@@ -32,6 +32,7 @@ BEHIND = {
     "rights_insert": "rights_select",
     "rights_rates_write": "rights_rates_read",
     "rights_group_rates_write": "rights_group_rates_read",
+    "group_rates_write": "group_rates_read",
 }
 """Of each INSERT the statement that runs before it, in the same transaction."""
 
@@ -136,7 +137,7 @@ def words(queue: QueueTable, name: str) -> dict[str, object]:
         **dict.fromkeys(("priority", "epoch", "number", "place", "after_ns", "after_id", "from_ns", "age_ns"), 0),
         **dict.fromkeys(("wait_us", "below_us", "full_ns", "batch", "batches", "ids", "in_flight"), 1),
         **dict.fromkeys(("limit", "most", "count", "read", "until_ns", "before_ns", "now_ns", "waiting_ns"), 10),
-        **dict.fromkeys(("behind", "in_group", "gone", "named", "range"), "TRUE"),
+        **dict.fromkeys(("in_group", "gone", "named", "range"), "TRUE"),
         **dict.fromkeys(("is_open", "reason", "reason_at"), "NULL"),
         "time_next": "time_next",
         "columns": quoted("tenant") if name == "shown_groups" else quoted("id"),
@@ -153,8 +154,14 @@ def words(queue: QueueTable, name: str) -> dict[str, object]:
         "part_index": quoted(queue.batch.index),
         "dead_letter": qualified(TableId(db, "dead")),
         "own": qualified(TableId(db, SEMAPHORES if "semaphores" in name else rates)),
+        "rates": qualified(TableId(db, rates)),
+        "queue": "'m'",
+        "groups": "x'00'",
+        "group_hash": "x'00'",
+        "rows": "('m', x'00', 1)",
         "names": quoted("p"),
         "definitions": "PARTITION p VALUES LESS THAN (1)",
+        "behind": "x'00'" if name == "group_rates_behind" else "TRUE",
         "index": f"{qualified(queue.id)} {scan_hint(queue)}",
         "counts": f"SELECT COUNT(*) FROM {qualified(queue.id)} {scan_hint(queue)}",
     }

@@ -7,10 +7,7 @@ import re
 NAMES = frozenset({"table", "own", "rates", "semaphores", "dead_letter", "parts", "index"})
 """The words that stand for a table. `index` contains the hint."""
 
-OF_LIMITS = frozenset(
-    {"rate_read", "rate_write", "semaphore_capacities", "group_rates_read", "group_rates_write", "group_rates_of"}
-    | {"group_rates_behind", "group_rates_delete"}
-)
+OF_LIMITS = frozenset({"rate_read", "rate_write", "semaphore_capacities"})
 """Statements that do not name their tables so yet: those of limits."""
 
 _NAMED = re.compile(
