@@ -27,12 +27,18 @@ from proxy.session.commit_notices import (
 from proxy.session.own_acks import OwnAcks
 from proxy.session.prepared import TrackedStatement
 from proxy.session.rephrasing import Rephrase
-from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
+from proxy.wire.commands import (
+    COM_CHANGE_USER,
+    COM_QUERY,
+    COM_STMT_BULK_EXECUTE,
+    COM_STMT_EXECUTE,
+    COM_STMT_PREPARE,
+)
 from proxy.wire.fields import Reader
 from proxy.wire.framing import Command
 from proxy.wire.mimic_adapter import Capabilities, Commands
 from proxy.wire.packets import ServerError
-from proxy.wire.params import execute_id, query_text
+from proxy.wire.params import CURSOR_FLAGS_AT, execute_id, query_text
 from proxy.wire.trace_context import trace_context
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX
@@ -62,7 +68,6 @@ LAST_PREPARED = 0xFFFFFFFF
 """The number by which MariaDB's drivers may execute the statement that was prepared last, before
 they have its own."""
 
-COM_STMT_EXECUTE = int(Commands.COM_STMT_EXECUTE)
 COM_STMT_CLOSE = int(Commands.COM_STMT_CLOSE)
 COM_STMT_RESET = int(Commands.COM_STMT_RESET)
 COM_STMT_SEND_LONG_DATA = int(Commands.COM_STMT_SEND_LONG_DATA)
@@ -72,8 +77,6 @@ LONG_DATA_INDEX_AT = 5
 NUMBER = slice(HEADER + 1, HEADER + 5)
 """The place of the statement's number in the packet of such a command."""
 
-CURSOR_FLAGS_AT = 5
-"""In COM_STMT_EXECUTE."""
 NUMBER_BYTES = 5
 """A payload with the number has at least so many."""
 

@@ -30,12 +30,12 @@ from proxy.session.statement_memory import StatementMemory
 from proxy.session.traffic import Traffic
 from proxy.session.withheld import Withheld
 from proxy.settings import Settings
-from proxy.wire.commands import COM_CHANGE_USER, SILENT
+from proxy.wire.commands import COM_CHANGE_USER, COM_STMT_EXECUTE, SILENT
 from proxy.wire.fields import PacketTooLarge
 from proxy.wire.framing import Command, CommandFramer, Dropped, Event
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import ServerError
-from proxy.wire.params import query_text
+from proxy.wire.params import asks_for_cursor, query_text
 from proxy.wire.walker import ResponseWalker
 from sqlrewrite.classify import QUEUE_STATEMENT_VERBS, Verb
 
@@ -215,7 +215,8 @@ class CommandRelay:
     def _forward(self, byte: int, pending: PendingCommand, data: bytes) -> None:
         """Send a command on to the server, and expect its answer."""
         self._traffic.relayed += 1
-        outstanding = self.walker.expect(byte, pending)
+        cursor = byte == COM_STMT_EXECUTE and asks_for_cursor(data, HEADER)
+        outstanding = self.walker.expect(byte, pending, cursor=cursor)
         self._classifier.shown_context = None
         if byte not in SILENT:
             self._own_acks.catch_up = None

@@ -57,6 +57,7 @@ from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.rights import right_to_stream
 from proxy.statements.tables import known_table_id, refused_as_client
 from proxy.wire.packets import AUTOCOMMIT, ServerError
+from proxy.wire.params import CURSOR_FLAGS_AT
 from sqlrewrite.names import TableName
 from sqlrewrite.stream import Star, StreamStatement, parse_stream
 
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
     from proxy.session.prepared import TrackedStatement
 
-CURSOR_FLAGS_AT = 5
 PARAMETER_COUNT_AVAILABLE = 0x08
 
 OMITTING = frozenset({"MYSQL323", "MYSQL40", "NO_FIELD_OPTIONS", "NO_KEY_OPTIONS", "NO_TABLE_OPTIONS"})

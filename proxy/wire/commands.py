@@ -15,6 +15,7 @@ COM_SLEEP: Final = int(Commands.COM_SLEEP)
 COM_QUERY: Final = int(Commands.COM_QUERY)
 COM_CHANGE_USER: Final = int(Commands.COM_CHANGE_USER)
 COM_STMT_PREPARE: Final = int(Commands.COM_STMT_PREPARE)
+COM_STMT_EXECUTE: Final = int(Commands.COM_STMT_EXECUTE)
 
 COM_CLONE: Final = 0x20
 """MySQL's CLONE changes the protocol of the connection, so nothing after it is read."""
@@ -37,12 +38,13 @@ SILENT: Final = MappingProxyType(
 MULTI_RESULT: Final = frozenset(
     (
         COM_QUERY,
-        int(Commands.COM_STMT_EXECUTE),
+        COM_STMT_EXECUTE,
         int(Commands.COM_PROCESS_INFO),
         COM_STMT_BULK_EXECUTE,
     )
 )
-"""Commands whose answer may be several results, one after the other."""
+"""Commands that run statements. Their answer may be several results, one after the other, or a
+request for a file."""
 
 DUMPS: Final = frozenset(map(int, (Commands.COM_BINLOG_DUMP, Commands.COM_BINLOG_DUMP_GTID)))
 """Commands whose answer ends only with the connection, as a rule."""

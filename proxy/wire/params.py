@@ -28,6 +28,10 @@ PARAMS_MAX: Final = 0xFFFF
 _EXECUTE_HEAD: Final = 10
 """Command byte, statement id, flags, iteration count."""
 _COUNT_AVAILABLE: Final = int(ComStmtExecuteFlags.PARAMETER_COUNT_AVAILABLE)
+CURSOR_FLAGS_AT: Final = 5
+"""Of a COM_STMT_EXECUTE's payload, the place of its flags."""
+_CURSOR: Final = int(ComStmtExecuteFlags.CURSOR_TYPE_READ_ONLY)
+"""The servers know no other kind of cursor."""
 _NO_ATTRIBUTES: Final = b"\x00\x01"
 
 
@@ -65,6 +69,12 @@ class Execute(NamedTuple):
 def execute_id(payload: bytes) -> int:
     """The statement id of a COM_STMT_EXECUTE, FETCH, CLOSE, RESET or SEND_LONG_DATA (head)."""
     return Reader(payload, 1).uint(4)
+
+
+def asks_for_cursor(execution: bytes, at: int = 0) -> bool:
+    """Whether a COM_STMT_EXECUTE, whose payload begins at `at`, asks for a cursor."""
+    flags_at = at + CURSOR_FLAGS_AT
+    return len(execution) > flags_at and bool(execution[flags_at] & _CURSOR)
 
 
 def parse_execute(

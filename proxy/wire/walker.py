@@ -14,6 +14,10 @@ server's.
 
 Answers come in the order of the commands. The session announces each command with `expect`,
 together with the pending command (`PendingT`) that it gets back with the outcome.
+
+A flag or a first byte counts only in the answer to a command that can cause it. The server's status
+flags are the session's: a procedure or a function that opens a cursor sets CURSOR_EXISTS in whatever
+is sent meanwhile.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from proxy.wire.commands import (
     COM_CHANGE_USER,
     COM_CLONE,
     COM_SEMI_SYNC_ACK,
+    COM_STMT_EXECUTE,
     COM_STMT_PREPARE,
     DUMPS,
     MULTI_RESULT,
@@ -130,22 +135,25 @@ class ResponseWalker(Generic[PendingT]):
     """
 
     __slots__ = (
-        "_at_head", "_columns_left", "_command", "_continued", "_done", "_ending", "_ending_outcome", "_expected",
-        "_more_columns", "_opening", "_out_params", "_pending", "_prepared", "_results", "_skip", "_step", "_tail",
-        "cache_metadata", "deprecate_eof", "status",
+        "_at_head", "_columns_left", "_command", "_continued", "_cursor", "_done", "_ending", "_ending_outcome",
+        "_expected", "_more_columns", "_opening", "_out_params", "_pending", "_prepared", "_results", "_skip", "_step",
+        "_tail", "cache_metadata", "deprecate_eof", "status",
     )  # fmt: skip
 
     def __init__(self, capabilities: int, status: int) -> None:
         self.deprecate_eof = bool(capabilities & DEPRECATE_EOF)
         self.cache_metadata = bool(capabilities & MARIADB_CACHE_METADATA)
         self.status = status
-        self._expected: deque[tuple[int, PendingT]] = deque()
-        """Commands whose answers come after the current one."""
+        self._expected: deque[tuple[int, PendingT, bool]] = deque()
+        """Commands whose answers come after the current one, as `expect` got them."""
         self._command: int | None = None
+        self._cursor = False
+        """Whether the command has asked for a cursor."""
         self._pending: PendingT | None = None
         self._step: Step[PendingT] = ResponseWalker._unsolicited
         self._at_head = False
-        """Whether the next bytes, behind `_tail`, begin an answer, and `_head` is its first step."""
+        """Whether the next bytes, behind `_tail`, begin an answer, `_head` is its first step, and no cursor was
+        asked for: only then may the answer be compared with earlier ones."""
         self._tail = b""
         """The beginning of a packet of which too little has come for its step."""
         self._skip = 0
@@ -184,17 +192,18 @@ class ResponseWalker(Generic[PendingT]):
         """Whether the last status flags from the server show an open transaction."""
         return bool(self.status & IN_TRANS)
 
-    def expect(self, command: int, pending: PendingT) -> int:
+    def expect(self, command: int, pending: PendingT, *, cursor: bool = False) -> int:
         """Announce a command that is sent to the server. Returns the new number of `outstanding` answers.
 
-        Commands without an answer are ignored.
+        `cursor`: the command asks for one (`params.asks_for_cursor`). Commands without an answer are
+        ignored.
         """
         if command in SILENT or (command == COM_SEMI_SYNC_ACK and self._command in DUMPS):
             return self.outstanding
         if self._command is None:
-            self._begin_answer(command, pending)
+            self._begin_answer(command, pending, cursor)
             return 1
-        self._expected.append((command, pending))
+        self._expected.append((command, pending, cursor))
         return len(self._expected) + 1
 
     def feed(self, chunk: bytes) -> Sequence[Outcome[PendingT] | FileRequest]:
@@ -243,11 +252,12 @@ class ResponseWalker(Generic[PendingT]):
         self._tail = chunk[at:]
         return events
 
-    def _begin_answer(self, command: int, pending: PendingT) -> None:
+    def _begin_answer(self, command: int, pending: PendingT, cursor: bool) -> None:  # noqa: FBT001
         self._command = command
         self._pending = pending
+        self._cursor = cursor
         self._step = step = self._FIRST_STEPS.get(command, ResponseWalker._head)
-        self._at_head = step is ResponseWalker._head and not (self._skip or self._continued)
+        self._at_head = step is ResponseWalker._head and not (self._skip or self._continued or cursor)
 
     def _next_answer(self) -> None:
         self._prepared = None
@@ -313,7 +323,7 @@ class ResponseWalker(Generic[PendingT]):
             self._end_of_result(chunk, at, end)
         elif marker == ERR:
             self._fail(chunk, at, end)
-        elif marker == LOCAL_INFILE:
+        elif marker == LOCAL_INFILE and self._command in MULTI_RESULT:
             self._done = _FILE_REQUEST
         else:
             count, after = lenenc_at(chunk, at, end)
@@ -335,11 +345,11 @@ class ResponseWalker(Generic[PendingT]):
             self._fail(chunk, at, end)
             return
         status = eof_status_at(chunk, at, end)
-        if self._command != COM_STMT_PREPARE and status & CURSOR_EXISTS:
+        if self._cursor and status & CURSOR_EXISTS and not status & MORE_RESULTS:
             self._end_of_result(chunk, at, at + _EOF_LEN)
         else:
             # MySQL announces here that another result follows, and not again where the rows end.
-            self._out_params = bool(status & PS_OUT_PARAMS)
+            self._out_params = self._command == COM_STMT_EXECUTE and bool(status & PS_OUT_PARAMS)
             self._after_columns()
 
     def _rows(self, chunk: bytes, at: int, end: int) -> None:

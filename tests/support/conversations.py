@@ -88,6 +88,27 @@ def cursors(client: RawClient) -> None:
 
 
 @script
+def procedures_and_functions_that_open_cursors(client: RawClient) -> None:
+    """The server marks what they send as if the client had a cursor."""
+    client.query("CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2), (3)")
+    opens = "DECLARE n INT; DECLARE c CURSOR FOR SELECT a FROM t ORDER BY a; OPEN c; FETCH c INTO n;"
+    client.query(f"CREATE PROCEDURE p () BEGIN {opens} SELECT n; SELECT a FROM t ORDER BY a; CLOSE c; SELECT 'closed'; END")
+    client.query(f"CREATE PROCEDURE q (OUT b INT) BEGIN {opens} SELECT 'open'; SET b = n; END")
+    client.query(f"CREATE FUNCTION f () RETURNS INT DETERMINISTIC READS SQL DATA BEGIN {opens} RETURN n; END")
+    client.query("CALL p()")
+    client.query("SELECT 1; CALL p(); SELECT a, f() FROM t ORDER BY a")
+    client.query("CALL q(@b)")
+    client.query("SELECT a FROM t WHERE a = f()")
+    for text in ("CALL p()", "CALL q(?)", "SELECT a FROM t WHERE a >= f() ORDER BY a"):
+        number = client.prepare(text)
+        values = (None,) * text.count("?")
+        client.execute(number, *values)
+        client.execute(number, *values, cursor=CURSOR)
+        client.about(Commands.COM_STMT_FETCH, number, (2).to_bytes(4, "little"))
+        client.query("SELECT f()")
+
+
+@script
 def long_data(client: RawClient) -> None:
     client.query("CREATE TABLE t (a LONGBLOB)")
     number = client.prepare("INSERT INTO t VALUES (?)")

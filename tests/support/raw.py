@@ -19,7 +19,7 @@ from proxy.wire import handshake
 from proxy.wire.framing import Packet, Packets
 from proxy.wire.handshake import Greeting
 from proxy.wire.packets import parse_err, parse_ok
-from proxy.wire.params import make_query
+from proxy.wire.params import asks_for_cursor, make_query
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 
 BASE = int(
@@ -38,6 +38,8 @@ SESSION_TRACK = int(Capabilities.CLIENT_SESSION_TRACK)
 QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
 ALL = handshake.PASSABLE & ~int(Capabilities.CLIENT_CONNECT_ATTRS | Capabilities.CLIENT_LONG_PASSWORD)
 ALL &= ~int(Capabilities.CLIENT_PLUGIN_AUTH_LENENC_CLIENT_DATA | Capabilities.CLIENT_FOUND_ROWS)
+
+EXECUTE = bytes([Commands.COM_STMT_EXECUTE])
 
 UTF8MB4 = 45
 PATIENCE_S = 30.0
@@ -82,16 +84,19 @@ class RawClient:
     def ask(self, payload: bytes, *, file: Iterable[bytes] = (), told: Told = list) -> list[Packet]:
         """Send a command; the packets of its answer. `told` is what of them is the same on every connection."""
         self.send(payload)
-        return self.answer(payload[0] if payload else 0, file=file, told=told)
+        cursor = payload[:1] == EXECUTE and asks_for_cursor(payload)
+        return self.answer(payload[0] if payload else 0, file=file, told=told, cursor=cursor)
 
     def send(self, payload: bytes) -> None:
         """Send a command."""
         self.sent.append(payload)
         self.sock.sendall(frame(payload, 0))
 
-    def answer(self, command: int, *, file: Iterable[bytes] = (), told: Told = list) -> list[Packet]:
-        """The packets that answer a command of this kind."""
-        self._walker.expect(command, None)
+    def answer(
+        self, command: int, *, file: Iterable[bytes] = (), told: Told = list, cursor: bool = False
+    ) -> list[Packet]:
+        """The packets that answer a command of this kind. `cursor`: it asked for one."""
+        self._walker.expect(command, None, cursor=cursor)
         packets: list[Packet] = []
         while not self._walker.idle:
             packets.append(self.packet())

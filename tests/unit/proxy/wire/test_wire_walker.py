@@ -32,9 +32,11 @@ def walker(capabilities: int = 0) -> ResponseWalker[str]:
     return ResponseWalker(capabilities, AUTOCOMMIT)
 
 
-def only(machine: ResponseWalker[str], command: int, answer: bytes, pending: str = "it") -> Outcome[str]:
+def only(
+    machine: ResponseWalker[str], command: int, answer: bytes, pending: str = "it", *, cursor: bool = False
+) -> Outcome[str]:
     """The one outcome of `answer`, which must not be over before its last byte."""
-    machine.expect(command, pending)
+    machine.expect(command, pending, cursor=cursor)
     early, idle_early = machine.feed(answer[:-1]), machine.idle
     (outcome,) = machine.feed(answer[-1:])
     assert (list(early), idle_early, machine.idle) == ([], False, True)
@@ -257,17 +259,58 @@ def test_the_status_in_a_prepare_is_not_an_end() -> None:
 def test_an_execute_that_opens_a_cursor_has_no_rows_and_a_fetch_has_no_columns() -> None:
     machine = walker()
     opened = frame_rows([b"\x01", *wire.column_packets(1, 0, status=CURSOR_EXISTS)], 1)[0]
-    assert only(machine, wire.EXECUTE, opened).status & CURSOR_EXISTS
+    assert only(machine, wire.EXECUTE, opened, cursor=True).status & CURSOR_EXISTS
     fetched = frame_rows([b"\0\0x", b"\0\0y", make_eof(0x80)], 1)[0]
     assert only(machine, int(Commands.COM_STMT_FETCH), fetched).status == 0x80
-    machine.expect(wire.EXECUTE, "execute")
+    for _ in range(2):
+        machine.expect(wire.EXECUTE, "execute", cursor=True)
+        machine.expect(int(Commands.COM_STMT_FETCH), "fetch")
+        assert len(machine.feed(opened + fetched)) == 2
+
+
+@pytest.mark.parametrize("command", [wire.QUERY, wire.EXECUTE], ids=["text", "binary"])
+@pytest.mark.parametrize(
+    ("status", "cursor"),
+    [(CURSOR_EXISTS, False), (CURSOR_EXISTS | MORE_RESULTS, False), (CURSOR_EXISTS | MORE_RESULTS, True)],
+    ids=["of a function", "of a procedure", "of a procedure, and asked for"],
+)
+def test_a_cursor_that_the_statement_opened_for_itself_ends_no_answer(command: int, status: int, *, cursor: bool) -> None:
+    rows = [b"\0\0x", make_eof(status)]
+    answer = frame_rows([b"\x01", *wire.column_packets(1, 0, status=status), *rows], 1)[0]
+    if status & MORE_RESULTS:
+        answer += wire.ok()
+    machine = walker()
+    for _ in range(2):
+        assert only(machine, command, answer, cursor=cursor).ok
+    # The same opening is all of the answer when the client has asked for a cursor.
+    opened = frame_rows([b"\x01", *wire.column_packets(1, 0, status=CURSOR_EXISTS)], 1)[0]
+    fetched = frame_rows([b"\0\0x", make_eof(status)], 1)[0]
+    machine.expect(wire.EXECUTE, "execute", cursor=True)
     machine.expect(int(Commands.COM_STMT_FETCH), "fetch")
     assert len(machine.feed(opened + fetched)) == 2
 
 
+@pytest.mark.parametrize("command", [wire.PING, int(Commands.COM_INIT_DB), int(Commands.COM_STMT_RESET)])
+def test_only_a_statement_makes_the_server_ask_for_a_file(command: int) -> None:
+    machine = walker()
+    machine.expect(command, "it")
+    with pytest.raises(WireError):
+        machine.feed(frame(b"\xfb/etc/hosts", 1))
+
+
+@pytest.mark.parametrize("command", [wire.PING, int(Commands.COM_STMT_FETCH), int(Commands.COM_FIELD_LIST)])
+def test_only_a_statement_has_more_than_one_result(command: int) -> None:
+    assert only(walker(), command, frame(make_eof(MORE_RESULTS), 1)).ok
+
+
+def test_only_an_execution_returns_parameters() -> None:
+    answer = frame_rows([b"\x01", *wire.column_packets(1, 0, status=PS_OUT_PARAMS), b"\x01x", make_eof()], 1)[0]
+    assert only(walker(), wire.QUERY, answer).results == 1
+
+
 def test_a_cursor_opens_with_a_single_ending_under_deprecate_eof() -> None:
     opened = frame_rows([b"\x01", *wire.column_packets(1, DEPRECATE_EOF), make_end(DEPRECATE_EOF, CURSOR_EXISTS)], 1)[0]
-    assert only(walker(DEPRECATE_EOF), wire.EXECUTE, opened).status & CURSOR_EXISTS
+    assert only(walker(DEPRECATE_EOF), wire.EXECUTE, opened, cursor=True).status & CURSOR_EXISTS
 
 
 @BOTH_ENDINGS
