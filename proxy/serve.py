@@ -54,6 +54,7 @@ from proxy.statements.proxies import introduction
 from proxy.transport.addresses import shown
 from proxy.transport.proxy_protocol import check_taken
 from proxy.transport.tls import Tls
+from proxy.transport.backlog import warn_if_cut
 from proxy.transport.unixsocket import UnixSocket
 from proxy.wire import mimic_adapter
 from sqlrewrite import sqlglot_adapter
@@ -309,6 +310,7 @@ async def _ready(
     stack.push_async_callback(admin.stop)
     path = settings.listen_socket
     also = ("" if path is None else f" socket={path}") + ("" if statements is None else f" statements={statements}")
+    warn_if_cut()
     exempt_from_garbage_collection()
     log.info("clients can connect", extra={"event": "proxy.ready"})
     print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)

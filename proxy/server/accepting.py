@@ -15,12 +15,11 @@ import logging
 import socket
 from collections.abc import Callable
 
+from proxy.transport.backlog import BACKLOG
 from proxy.transport.unixsocket import UnixSocket
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 1024
-"""Clients that the kernel keeps while the parent is busy, as far as net.core.somaxconn allows."""
 ACCEPTED_AT_ONCE = 64
 AGAIN_S = 1.0
 """The pause when the process has no free file descriptor."""

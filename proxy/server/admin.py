@@ -29,6 +29,7 @@ from proxy.server.metrics import exposition
 from proxy.server.overview import History, Overview
 from proxy.server.sources import Sources
 from proxy.session.queries import sql
+from proxy.transport.backlog import BACKLOG
 
 PROBE_WAIT_S = 2.0
 """A server that takes longer for a query without a table cannot serve clients. Health checks wait for
@@ -141,7 +142,9 @@ class Admin:
         listen there, too. Raises OSError."""
         await self._runner.setup()
         context = self._access.context
-        await web.TCPSite(self._runner, host, port, ssl_context=context, reuse_port=reuse_port or None).start()
+        await web.TCPSite(
+            self._runner, host, port, ssl_context=context, backlog=BACKLOG, reuse_port=reuse_port or None
+        ).start()
         taken_host, taken_port = self._runner.addresses[0][:2]
         return taken_host, taken_port
 

@@ -30,6 +30,7 @@ from proxy.session.traffic import Traffic
 from proxy.settings import Settings
 from proxy.statements.others import Others, no_others
 from proxy.statements.statements import Statements
+from proxy.transport.backlog import BACKLOG
 from proxy.transport.tls import Tls
 from proxy.transport.unixsocket import UnixSocket
 from proxy.wire.packets import UNREACHABLE, ServerError
@@ -98,7 +99,11 @@ class Proxy:
         """Listen. Returns the address. Raises OSError."""
         endpoint = self.settings.listen
         listener = await asyncio.get_running_loop().create_server(
-            self._accept, endpoint.host, endpoint.port, reuse_port=self.settings.reuse_port or None
+            self._accept,
+            endpoint.host,
+            endpoint.port,
+            backlog=BACKLOG,
+            reuse_port=self.settings.reuse_port or None,
         )
         self._listeners.append(listener)
         host, port = listener.sockets[0].getsockname()[:2]
@@ -107,7 +112,9 @@ class Proxy:
     async def start_locally(self, path: Path) -> None:
         """Listen on a unix socket as well. Raises OSError."""
         self._unix_socket = UnixSocket(path, self.settings.listen_socket_mode)
-        listener = await asyncio.get_running_loop().create_unix_server(self._accept_local, sock=self._unix_socket.bound)
+        listener = await asyncio.get_running_loop().create_unix_server(
+            self._accept_local, sock=self._unix_socket.bound, backlog=BACKLOG
+        )
         self._listeners.append(listener)
 
     async def adopt(self, connection: socket.socket) -> None:

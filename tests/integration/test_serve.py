@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -21,11 +22,16 @@ import pytest
 
 from proxy.embedded.server import EmbeddedServer
 from proxy.settings import load
+from proxy.transport.backlog import SOMAXCONN, warn_if_cut
 from tests.support import insides
 from tests.support.proxies import READY, RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import ServerName, client_program, connect
 from tests.support.waiting import eventually
+
+
+BURST = 300
+"""More clients than a listening socket keeps by default (asyncio: 100, aiohttp: 128), fewer than the server allows."""
 
 
 def serve(*options: str, timeout_s: float = 30, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -218,6 +224,40 @@ def test_a_second_proxy_on_the_same_address_says_so(proxy: RunningProxy, server:
     assert (done.returncode, done.stdout) == (2, "")
     assert f"ackstream: --{taken} {address}: Address already in use: another program" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.either_server
+@pytest.mark.parametrize("place", ["listen", "listen_socket", "admin"])
+def test_clients_that_come_all_at_once_while_the_proxy_is_busy_are_all_served(
+    private_server: EmbeddedServer, tmp_path: Path, place: str
+) -> None:
+    path = str(tmp_path / "socket")
+    with contextlib.ExitStack() as stack:
+        proxy = stack.enter_context(running_proxy(private_server, tmp_path / "log", ["--listen-socket", path]))
+        address = {"listen": (proxy.host, proxy.port), "listen_socket": path, "admin": ("127.0.0.1", proxy.admin_port)}
+        proxy.send(signal.SIGSTOP)
+        stack.callback(proxy.send, signal.SIGCONT)
+        clients = []
+        for _ in range(BURST):
+            family = socket.AF_UNIX if place == "listen_socket" else socket.AF_INET
+            clients.append(stack.enter_context(contextlib.closing(socket.socket(family))))
+            clients[-1].settimeout(30)
+            clients[-1].connect(address[place])
+        proxy.send(signal.SIGCONT)
+        for client in clients:
+            if place == "admin":
+                client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+            assert client.recv(1 << 16)
+
+
+def test_a_system_that_keeps_fewer_clients_waiting_is_a_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "somaxconn").write_text("128\n")
+    for allowed in (SOMAXCONN, tmp_path / "missing", tmp_path / "somaxconn"):
+        warn_if_cut(allowed)
+    lines = [record.getMessage() for record in caplog.records]
+    assert "net.core.somaxconn is 128" in lines[-1]
 
 
 def test_a_server_that_is_away_at_start_is_waited_for(private_server: EmbeddedServer, tmp_path: Path) -> None:
