@@ -2,7 +2,9 @@
 
 Bytes from one side go in and the next steps come out, until the server sends OK or ERR. The greeting
 passes with its capabilities reduced to those that the proxy can follow, the client's answer with its
-own reduced to those offered (some clients set flags that were not offered).
+own reduced to those offered (some clients set flags that were not offered). A client that compresses
+though that was not offered is refused, in place of the server's OK: a login that ends earlier counts
+as an error of the proxy's host (`max_connect_errors`).
 
 Each connection has its own TLS, or none. What follows a client's request for TLS, even in the same
 segment, is for the TLS engine alone (`SecureClient.rest`): MySQL 9's clients send their ClientHello
@@ -23,6 +25,7 @@ from proxy.login.dialogue import AuthDialogue, AuthPackets, LoginRefused, RsaKey
 from proxy.wire.fields import BadHandshake, PacketTooLarge
 from proxy.wire.framing import Packet
 from proxy.wire.handshake import (
+    COMPRESSED,
     PASSABLE,
     SSL,
     Greeting,
@@ -40,6 +43,13 @@ from proxy.wire.packets import UNREACHABLE, ServerError, make_err, parse_ok
 
 LOGIN_PACKET_MAX = 64 * 1024
 """Far above any honest login packet. Before its login a client may hold no more of our memory."""
+
+COMPRESSION_REFUSED = ServerError(
+    1043,
+    "08S01",
+    "ackstream offers no compression, and this client compresses all the same: leave its option out"
+    " (mysqli: MYSQLI_CLIENT_COMPRESS, PDO: MYSQL_ATTR_COMPRESS, Connector/Python: compress)",
+)
 
 BackendTls = Literal["mirror", "always", "never"]
 
@@ -173,6 +183,8 @@ class LoginRelay(_Exchange):
         self._policy = policy
         self._client_is_local = client_is_local
         self._client_tls = False
+        self._compresses = False
+        """Whether the client compresses all that follows its login."""
         self._response: HandshakeResponse | None = None
         self._dialogue: AuthDialogue | None = None
 
@@ -182,7 +194,9 @@ class LoginRelay(_Exchange):
         return self._early_refusal is not None and not self.refused
 
     def from_server(self, chunk: bytes) -> Sequence[Step]:
-        """The steps that follow from the server's bytes. Raises WireError if that is no MySQL server."""
+        """The steps that follow from the server's bytes.
+
+        Raises WireError if that is no MySQL server, LoginRefused if the client cannot be served."""
         self._server.add_bytes(chunk)
         steps: list[Step] = []
         while (packet := self._server.take()) is not None:
@@ -201,12 +215,13 @@ class LoginRelay(_Exchange):
         while (payload := self._client_packet()) is not None:
             if self._dialogue is not None:
                 steps += self._framed(self._dialogue.from_client(payload))
-            elif parse_response(payload).is_ssl_request:
+            elif (response := parse_response(payload)).is_ssl_request:
                 return [self._secure_client()]
             elif self._early_refusal is not None:
                 self.refused = True
                 return [ToClient(self._client.send(self._early_refusal))]
             else:
+                self._compresses = bool(response.capabilities & COMPRESSED)
                 steps += self._answered(payload, self.greeting)
         return steps
 
@@ -222,6 +237,8 @@ class LoginRelay(_Exchange):
             return [ToClient(mask_greeting(payload, PASSABLE, add=SSL if self._policy.offered else 0))]
         elif self._dialogue is None or self._response is None:
             raise WireError("the server went on before it had an answer to its greeting")
+        elif first == OK and self._compresses:
+            raise LoginRefused(COMPRESSION_REFUSED)
         elif first == OK:
             status = parse_ok(payload).head.status
             flags = self._response.capabilities

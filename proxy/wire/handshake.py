@@ -5,7 +5,8 @@ response and all that follows. It changes only the capability flags, because it 
 follow whatever both ends agree upon. A flag is offered to the client only if the server offers it
 and `PASSABLE` contains it. The server gets at most the flags that were offered, because
 libmysqlclient sets some that were not and then does not act on them (a server that does act on them
-refuses each query as malformed). SSL is neither relayed nor masked: each connection has its own
+refuses each query as malformed). Clients that set a flag of `COMPRESSED` do act on it, so they are
+refused (`proxy.login.relay`). SSL is neither relayed nor masked: each connection has its own
 value (`add`).
 
 Flags are one integer here: MySQL's 32 bits, and above them MariaDB's extended ones. Those are sent in
@@ -38,9 +39,14 @@ MARIADB_EXTENDED_METADATA: Final = 1 << 35
 MARIADB_CACHE_METADATA: Final = 1 << 36
 MARIADB_BULK_UNIT_RESULTS: Final = 1 << 37
 
+COMPRESS: Final = int(Capabilities.CLIENT_COMPRESS)
+COMPRESSED: Final = COMPRESS | ZSTD
+"""With one of these a client wraps all that follows its login. mysqlnd (PHP) and Connector/Python set COMPRESS
+whether it was offered or not."""
+
 MASKED: Final[Mapping[int, str]] = {
     SSL: "each connection has its own TLS, or none",
-    int(Capabilities.CLIENT_COMPRESS): "packets inside compressed ones cannot be seen",
+    COMPRESS: "packets inside compressed ones cannot be seen",
     ZSTD: "packets inside compressed ones cannot be seen",
     int(Capabilities.CLIENT_OPTIONAL_RESULTSET_METADATA): "moves the column count by a byte",
     int(Capabilities.CLIENT_CAPABILITY_EXTENSION): "announces flags that are not defined yet",

@@ -18,9 +18,9 @@ from engine.packets import PAYLOAD_MAX, frame
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE
 from proxy.wire.framing import Packet
 from proxy.wire.handshake import PASSABLE, SSL, ZSTD
-from proxy.wire.packets import parse_err, parse_ok
+from proxy.wire.packets import ServerError, parse_err, parse_ok
 from tests.support.conversations import SCRIPTS, Script
-from tests.support.queues import create_queue, enqueue, run
+from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.raw import ALL, BASE, DEPRECATE_EOF, NUMBER, SESSION_TRACK, STRING, RawClient
 from tests.support.servers import MARIADBS, connect
 
@@ -29,6 +29,9 @@ KINDS: Final = {"old": BASE, "no EOF": BASE | DEPRECATE_EOF, "tracking": BASE | 
 COMPRESS = int(Capabilities.CLIENT_COMPRESS)
 OPTIONAL_METADATA = int(Capabilities.CLIENT_OPTIONAL_RESULTSET_METADATA)
 MARIADB_PROGRESS = 1 << 32
+MARIADB_BITS = 38
+"""How many flags the two servers know: MySQL's 32, and MariaDB's."""
+ABORTED = "SHOW GLOBAL STATUS LIKE 'Aborted_connects'"
 MARIADB_COM_MULTI = 1 << 33
 
 STATEMENT_NUMBER = re.compile(rb"\([0-9]+\)")
@@ -222,9 +225,27 @@ def test_nothing_is_offered_that_the_proxy_cannot_follow_or_the_server_does_not_
         assert offered & masked == 0
 
 
-def test_a_flag_that_was_not_offered_and_is_claimed_all_the_same_is_not_believed(proxy, database) -> None:
-    with RawClient(proxy, BASE, database, claimed=OPTIONAL_METADATA | MARIADB_PROGRESS | COMPRESS) as client:
-        assert client.query("SELECT 'plain'")[-2].payload == b"\x05plain"
+def test_a_flag_that_was_not_offered_and_is_claimed_all_the_same_is_refused_or_not_believed(proxy) -> None:
+    with RawClient(proxy, BASE) as client:
+        claimed = [1 << bit for bit in range(MARIADB_BITS) if not client.greeting.capabilities >> bit & 1]
+    for flag in claimed:
+        if flag in (COMPRESS, ZSTD):
+            with pytest.raises(ServerError, match="compression.*MYSQLI_CLIENT_COMPRESS") as refused:
+                RawClient(proxy, BASE, claimed=flag)
+            assert refused.value.code == 1043
+        else:
+            with RawClient(proxy, BASE, claimed=flag) as client:
+                assert client.query("SELECT 'plain'")[-2].payload == b"\x05plain"
+
+
+def test_a_client_that_compresses_has_logged_in_when_it_is_refused(private_server, private_proxy) -> None:
+    """Otherwise the server counts it as an error of the proxy's host, and blocks that after a hundred."""
+    with connect(private_server) as root:
+        before = rows(root, ABORTED)
+        for _ in range(3):
+            with pytest.raises(ServerError, match="compression"):
+                RawClient(private_proxy, BASE, claimed=COMPRESS)
+        assert rows(root, ABORTED) == before
 
 
 def test_a_global_transaction_id_comes_with_what_is_committed(private_server, private_proxy, flavour) -> None:

@@ -195,6 +195,7 @@ class RawClient:
         self.sock.sendall(frame(body, 1))
         while (reply := self.packet()).payload[0] != OK:
             if reply.payload[0] == ERR:
+                self.close()
                 raise parse_err(reply.payload)
             self.sock.sendall(frame(b"", reply.seq + 1))  # Another plugin: the password is as empty there.
         self._walker: ResponseWalker[None] = ResponseWalker(flags, parse_ok(reply.payload).head.status)
