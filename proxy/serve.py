@@ -52,9 +52,9 @@ from proxy.server.workers import Workers
 from proxy.settings import BadSetting, Endpoint, Settings, advice, load
 from proxy.statements.proxies import introduction
 from proxy.transport.addresses import shown
+from proxy.transport.backlog import warn_if_cut
 from proxy.transport.proxy_protocol import check_taken
 from proxy.transport.tls import Tls
-from proxy.transport.backlog import warn_if_cut
 from proxy.transport.unixsocket import UnixSocket
 from proxy.wire import mimic_adapter
 from sqlrewrite import sqlglot_adapter

@@ -87,6 +87,29 @@ class Kill:
     query_only: bool
 
 
+@dataclass(frozen=True, slots=True)
+class KillByExpression:
+    """A KILL of the connection that an expression names, from `start` to `end` of the `text`."""
+
+    text: bytes
+    start: int
+    end: int
+    query_only: bool
+
+    @property
+    def expression(self) -> bytes:
+        """The expression as the client has written it."""
+        return self.text[self.start : self.end]
+
+    def numbered(self, number: bytes) -> bytes:
+        """The statement with this number in place of the expression."""
+        return self.text[: self.start] + number + self.text[self.end :]
+
+    def kill(self, number: int) -> Kill:
+        """What it ends if the expression is this number."""
+        return Kill(number, self.query_only)
+
+
 MESSAGE_VERBS: Final = (Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND)
 """The statements about messages: the first word identifies each."""
 
@@ -106,6 +129,8 @@ _READ: Final = len(_READS[0])
 
 LEXED_BYTES_MAX: Final = 4096
 """Text up to this length is read with its quotes and comments, to tell `a; b` from `'a; b'`."""
+EXPRESSION_BYTES_MAX: Final = 1024
+"""The length of an expression in a KILL, up to which the connection is found out."""
 OWN_BYTES_MAX: Final = 64 * 1024
 """A queue statement up to this length is searched for a second one, in a fraction of a
 millisecond."""
@@ -172,13 +197,15 @@ def transaction_end(text: bytes) -> TransactionEnd | None:
     return TransactionEnd.ROLLBACK if match["savepoint"] is None else TransactionEnd.TO_SAVEPOINT
 
 
-def parse_kill(text: bytes) -> Kill | None:
-    """What a KILL ends; None unless it names a connection by a plain number or a parameter."""
+def parse_kill(text: bytes) -> Kill | KillByExpression | None:
+    """What a KILL ends. None if it names no connection but a user or a statement, and if it has a semicolon or a
+    comment of one line inside."""
     match = _KILL.fullmatch(text)
-    if match is None:
-        return None
-    number = match["id"]
-    return Kill(None if number == b"?" else int(number), query_only=match["query"] is not None)
+    if match is not None:
+        number = match["id"]
+        return Kill(None if number == b"?" else int(number), query_only=match["query"] is not None)
+    match = _KILL_BY_EXPRESSION.fullmatch(text)
+    return match and KillByExpression(text, *match.span("id"), query_only=match["query"] is not None)
 
 
 def _first_statement(text: bytes) -> Head:
@@ -232,9 +259,13 @@ _NEAR_VERBS: Final = frozenset({b"STREAM", b"ACK", b"NACK", b"EXTEND", b"PAUSE",
 """First words of queue statements and of what is nearly one."""
 _PLAIN = rf"[^;'\"`\#/-]++|{_STRING}|{COMMENT}|-|/(?!\*(?!M?!))"
 _ONE_STATEMENT = bytes_pattern(rf"(?>(?:{_PLAIN})*)(?>(?:;{GAP})?)\Z")
-_KILL = bytes_pattern(
+_KILLED = (
     rf"{GAP}KILL{WORD_END}{GAP}(?>(?:(?:HARD|SOFT){WORD_END}{GAP})?)"
-    rf"(?>(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?)(?P<id>[0-9]{{1,20}}|\?){GAP}(?>(?:;{GAP})?)"
+    rf"(?>(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?)"
+)
+_KILL = bytes_pattern(rf"{_KILLED}(?P<id>[0-9]{{1,20}}|\?){GAP}(?>(?:;{GAP})?)")
+_KILL_BY_EXPRESSION = bytes_pattern(
+    rf"{_KILLED}(?!(?:USER|ID){WORD_END})(?P<id>(?>(?:[^;\#-]|-(?!-)){{1,{EXPRESSION_BYTES_MAX}}}))(?>(?:;{GAP})?)"
 )
 _NO_TRANSACTION = bytes_pattern(rf"{GAP}(?:SELECT|SET|DO|PREPARE|DEALLOCATE|SHOW{GAP}CREATE){WORD_END}")
 

@@ -48,6 +48,7 @@ from sqlrewrite.classify import (
     QUEUE_STATEMENT_VERBS,
     Head,
     Kill,
+    KillByExpression,
     TransactionEnd,
     Verb,
     classify,
@@ -108,8 +109,8 @@ TABLES_SHOWN_MAX = 64
 """Tables that are remembered to have no temporary table in front of them. A session streams from
 fewer."""
 
-CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
-"""Prepared statements whose execution is withheld and carried out by the proxy."""
+CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement | KillByExpression
+"""Prepared statements whose execution is withheld and carried out by the proxy, and a KILL as text."""
 
 
 WITHOUT_PENDING = (Verb.OTHER, Verb.NEARLY, Verb.NEXT_TRANSACTION, *QUEUE_STATEMENT_VERBS)
@@ -269,6 +270,8 @@ class CommandClassifier:
                 return NOT_FAST
             self._next_transaction(head, text)
             pending = self._pending_of(head, text)
+            if isinstance(pending, KillByExpression):
+                return NOT_FAST
             return self._traced(pending, data[HEADER:]) if self._traces else pending
         if byte == COM_STMT_EXECUTE and not self.preparing and len(data) >= NUMBER.stop:
             own = self.statement(int.from_bytes(data[NUMBER], "little"))
@@ -350,6 +353,8 @@ class CommandClassifier:
                 self._runs(text if command.whole else None)
             self._next_transaction(head, text)
             pending = self._pending_of(head, text)
+            if isinstance(pending, KillByExpression):
+                return head.verb, pending if command.whole and not self.next_transaction_is_set else None
             if self._traces and command.whole:
                 pending = self._traced(pending, command.payload)
             return Verb.NEARLY if head.before_queue_statement else head.verb, pending
@@ -374,7 +379,7 @@ class CommandClassifier:
         elif self.next_transaction_is_set and head.verb not in KEEPING:
             self.next_transaction_is_set = head is OTHER and needs_no_transaction(text)
 
-    def _pending_of(self, head: Head, text: bytes) -> Touched | Killed | TransactionEnd | None:
+    def _pending_of(self, head: Head, text: bytes) -> Touched | Killed | KillByExpression | TransactionEnd | None:
         if head is OTHER:
             return transaction_end(text) if self.in_followed_transaction else None
         if head.verb in WITHOUT_PENDING:
@@ -383,7 +388,7 @@ class CommandClassifier:
             self.known_db = None
         if head.verb is Verb.KILL:
             kill = parse_kill(text)
-            return Killed(kill) if kill else None
+            return Killed(kill) if isinstance(kill, Kill) else kill
         return Touched.by(head)
 
     def _traced(
@@ -409,7 +414,7 @@ class CommandClassifier:
         elif own is not None and command.byte in EXECUTIONS:
             if isinstance(own.statement, PreparedSettle):
                 self.next_transaction_is_set = False
-            elif not isinstance(own.statement, PreparedStream | Killed):
+            elif not isinstance(own.statement, PreparedStream | Killed | KillByExpression):
                 self._runs(None)
             match own.statement:
                 case PreparedSettle() as prepared if self._may_be_gathered(own, prepared, command):
@@ -421,6 +426,8 @@ class CommandClassifier:
                     return None  # The server has prepared a SELECT, and refuses to execute that in bulk.
                 case Killed(Kill(connection_id=None)) as killed:
                     return self._prepared_kill(own, killed, command)
+                case KillByExpression() if self.next_transaction_is_set:
+                    return None
                 case statement:
                     return statement
         elif command.byte in EXECUTIONS:

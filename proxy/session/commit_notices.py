@@ -22,7 +22,7 @@ from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX, KeyLiterals, SettleStatement
-from sqlrewrite.classify import Head, Kill, TransactionEnd, Verb
+from sqlrewrite.classify import Head, Kill, KillByExpression, TransactionEnd, Verb
 from sqlrewrite.names import Param
 from sqlrewrite.queue_statements import QueueStatement
 from sqlrewrite.stream import StreamStatement
@@ -135,7 +135,7 @@ class PreparedQueueStatement:
     statement: QueueStatement
 
 
-Prepared = Touched | PreparedSettle | PreparedStream | PreparedQueueStatement | Killed
+Prepared = Touched | PreparedSettle | PreparedStream | PreparedQueueStatement | Killed | KillByExpression
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,10 @@ SELECT 1 INTO @ackstream FROM DUAL LIMIT 1
 -- The same after an ACK of no message.
 UPDATE $table SET time_acked = NULL WHERE FALSE
 
+-- name: killed_connection
+-- The connection that a KILL by an expression means. KILL converts its value in the same way.
+SELECT CAST(($expression) AS SIGNED) LIMIT 1
+
 -- name: set_charset
 -- One of the session's character sets, for a statement that the client's own cannot spell, and
 -- back.

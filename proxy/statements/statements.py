@@ -22,6 +22,7 @@ from proxy.session.stream import SERVER_LOST, unforeseen
 from proxy.settings import Settings
 from proxy.statements.acknowledgement import Acknowledgement
 from proxy.statements.deliveries import Deliveries
+from proxy.statements.killing import kill
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.message_groups import MessageGroups
 from proxy.statements.others import Others, no_others
@@ -33,7 +34,7 @@ from proxy.wire.commands import COM_STMT_BULK_EXECUTE
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import ServerError
 from proxy.wire.params import execute_id, query_text
-from sqlrewrite.classify import Verb
+from sqlrewrite.classify import KillByExpression, Verb, parse_kill
 from sqlrewrite.errors import SqlError
 
 if TYPE_CHECKING:
@@ -121,6 +122,10 @@ class Statements:
                 await self._streaming.query(session, query_text(payload, attributes=session.classifier.attributes))
             case (Commands.COM_STMT_PREPARE, Verb.STREAM):
                 await self._streaming.prepare(session, payload[1:])
+            case (Commands.COM_QUERY, Verb.KILL):
+                statement = parse_kill(query_text(payload, attributes=session.classifier.attributes))
+                assert isinstance(statement, KillByExpression)
+                await kill(session, statement, payload)
             case (Commands.COM_QUERY, _):
                 await self._acknowledgement.query(
                     session, query_text(payload, attributes=session.classifier.attributes)
@@ -141,6 +146,8 @@ class Statements:
                     await self._streaming.execute(session, own, prepared, payload)
                 case PreparedSettle() as prepared:
                     await self._acknowledgement.execute(session, own, prepared, payload)
+                case KillByExpression() as prepared:
+                    await kill(session, prepared, payload)
                 case PreparedQueueStatement() as prepared:
                     await self._queue_statements.execute(session, own, prepared, payload)
                 case other:

@@ -230,7 +230,7 @@ def test_a_flag_that_was_not_offered_and_is_claimed_all_the_same_is_refused_or_n
         claimed = [1 << bit for bit in range(MARIADB_BITS) if not client.greeting.capabilities >> bit & 1]
     for flag in claimed:
         if flag in (COMPRESS, ZSTD):
-            with pytest.raises(ServerError, match="compression.*MYSQLI_CLIENT_COMPRESS") as refused:
+            with pytest.raises(ServerError, match=r"compression.*MYSQLI_CLIENT_COMPRESS") as refused:
                 RawClient(proxy, BASE, claimed=flag)
             assert refused.value.code == 1043
         else:

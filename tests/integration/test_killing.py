@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pymysql
 import pytest
-from mysql_mimic.types import Commands
+from mysql_mimic.types import Commands, str_len
 
-from proxy.wire.packets import parse_err
+from proxy.wire.packets import parse_err, parse_ok
 from tests.support.queues import Consumer, create_queue, enqueue, rows, run, user
 from tests.support.raw import BASE, RawClient
 from tests.support.servers import MARIADBS, connect
@@ -45,6 +45,50 @@ def kill_prepared_with_a_parameter(client: RawClient, victim: int) -> None:
     number = client.prepare("KILL QUERY ?")
     client.execute(number, 0xFFFFFFF)
     client.execute(number, victim)
+
+
+EXPRESSIONS = ("{} + 0", "(SELECT {})", "@victim", "'{}'", "{}.4 /* about */;", "CAST('{}' AS CHAR(20))")
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["text", "prepared"])
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_kill_query_of_a_connection_that_an_expression_names_ends_its_stream(
+    proxy, streaming, expression: str, *, prepared: bool
+) -> None:
+    victim = streaming.connection.thread_id()
+    with RawClient(proxy) as other:
+        other.query(f"SET @victim = {victim}")
+        text = f"KILL QUERY {expression.format(victim)}"
+        number = other.prepare(text) if prepared else 0
+        answer = other.execute(number) if prepared else other.query(text)
+        assert parse_ok(answer[-1].payload)
+    assert streaming.ended.wait(10)
+    assert isinstance(streaming.error, pymysql.MySQLError)
+    assert streaming.error.args[0] == 1317
+
+
+def test_the_expression_of_a_kill_is_evaluated_once_and_leaves_the_transaction_as_it_was(
+    proxy, database, streaming
+) -> None:
+    victim = streaming.connection.thread_id()
+    with RawClient(proxy, BASE, database) as other:
+        other.query(f"SET autocommit = 0, @next = {victim - 1}")
+        other.query("KILL QUERY (SELECT @next := @next + 1)")
+        assert not other.outcome.in_transaction
+        assert other.query("SELECT @next")[-2].payload == str_len(str(victim).encode())
+    assert streaming.ended.wait(10)
+
+
+@pytest.mark.parametrize("expression", ["NULL", "-1", "nothing", "(SELECT 1", "0 +", "1.5e300", "(SELECT 1, 2)"])
+def test_a_kill_of_an_expression_without_a_connection_is_the_servers_own_error(
+    server, proxy, database, expression: str
+) -> None:
+    errors = []
+    for place in (server, proxy):
+        with RawClient(place, BASE, database) as client:
+            errors.append(client.query(f"KILL QUERY {expression}")[-1])
+    assert errors[0] == errors[1]
+    assert parse_err(errors[0].payload).code
 
 
 @pytest.mark.parametrize("kill", [kill_as_text, kill_prepared, kill_prepared_with_a_parameter])

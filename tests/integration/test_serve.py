@@ -29,7 +29,6 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import ServerName, client_program, connect
 from tests.support.waiting import eventually
 
-
 BURST = 300
 """More clients than a listening socket keeps by default (asyncio: 100, aiohttp: 128), fewer than the server allows."""
 
@@ -234,7 +233,11 @@ def test_clients_that_come_all_at_once_while_the_proxy_is_busy_are_all_served(
     path = str(tmp_path / "socket")
     with contextlib.ExitStack() as stack:
         proxy = stack.enter_context(running_proxy(private_server, tmp_path / "log", ["--listen-socket", path]))
-        address = {"listen": (proxy.host, proxy.port), "listen_socket": path, "admin": ("127.0.0.1", proxy.admin_port)}
+        address: dict[str, Any] = {
+            "listen": (proxy.host, proxy.port),
+            "listen_socket": path,
+            "admin": ("127.0.0.1", proxy.admin_port),
+        }
         proxy.send(signal.SIGSTOP)
         stack.callback(proxy.send, signal.SIGCONT)
         clients = []

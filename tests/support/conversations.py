@@ -92,7 +92,9 @@ def procedures_and_functions_that_open_cursors(client: RawClient) -> None:
     """The server marks what they send as if the client had a cursor."""
     client.query("CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2), (3)")
     opens = "DECLARE n INT; DECLARE c CURSOR FOR SELECT a FROM t ORDER BY a; OPEN c; FETCH c INTO n;"
-    client.query(f"CREATE PROCEDURE p () BEGIN {opens} SELECT n; SELECT a FROM t ORDER BY a; CLOSE c; SELECT 'closed'; END")
+    client.query(
+        f"CREATE PROCEDURE p () BEGIN {opens} SELECT n; SELECT a FROM t ORDER BY a; CLOSE c; SELECT 'closed'; END"
+    )
     client.query(f"CREATE PROCEDURE q (OUT b INT) BEGIN {opens} SELECT 'open'; SET b = n; END")
     client.query(f"CREATE FUNCTION f () RETURNS INT DETERMINISTIC READS SQL DATA BEGIN {opens} RETURN n; END")
     client.query("CALL p()")

@@ -12,6 +12,7 @@ from sqlrewrite.classify import (
     QUEUE_STATEMENT_VERBS,
     Head,
     Kill,
+    KillByExpression,
     TransactionEnd,
     Verb,
     classify,
@@ -187,20 +188,40 @@ def test_kill_names_a_connection(statement: str, kill: Kill) -> None:
     [
         "KILL QUERY ID 5",
         "KILL USER bob",
-        "KILL @id",
-        "KILL 5 + 1",
-        "KILL CONNECTION_ID()",
-        "KILL -5",
         "KILL 5; KILL 6",
-        "KILL 5x",
+        "KILL 5 + 1 -- all of them",
+        "KILL 5 + 1 # all of them",
+        f"KILL {'1 + ' * 1000}1",
         "KILL",
         "KILL QUERY",
         "SELECT 5",
         "/*! KILL 5 */",
     ],
 )
-def test_a_kill_of_anything_else_is_not_noted(statement: str) -> None:
+def test_a_kill_of_anything_but_a_connection_is_not_noted(statement: str) -> None:
     assert parse_kill(statement.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "expression", "numbered", "query_only"),
+    [
+        ("KILL @id", "@id", "KILL 7", False),
+        ("kill query 5 + 1;", "5 + 1", "kill query 7;", True),
+        ("KILL SOFT CONNECTION CONNECTION_ID()", "CONNECTION_ID()", "KILL SOFT CONNECTION 7", False),
+        ("KILL -5", "-5", "KILL 7", False),
+        ("KILL QUERY '5'; -- bye", "'5'", "KILL QUERY 7; -- bye", True),
+        ("KILL 5x", "5x", "KILL 7", False),
+        ("KILL QUERY user_id", "user_id", "KILL QUERY 7", True),
+    ],
+)
+def test_kill_names_a_connection_by_an_expression(
+    statement: str, expression: str, numbered: str, *, query_only: bool
+) -> None:
+    found = parse_kill(statement.encode())
+    assert isinstance(found, KillByExpression)
+    assert found.expression.decode() == expression
+    assert found.numbered(b"7").decode() == numbered
+    assert found.kill(7) == Kill(7, query_only=query_only)
 
 
 HOSTILE = {

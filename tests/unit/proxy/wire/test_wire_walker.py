@@ -274,7 +274,9 @@ def test_an_execute_that_opens_a_cursor_has_no_rows_and_a_fetch_has_no_columns()
     [(CURSOR_EXISTS, False), (CURSOR_EXISTS | MORE_RESULTS, False), (CURSOR_EXISTS | MORE_RESULTS, True)],
     ids=["of a function", "of a procedure", "of a procedure, and asked for"],
 )
-def test_a_cursor_that_the_statement_opened_for_itself_ends_no_answer(command: int, status: int, *, cursor: bool) -> None:
+def test_a_cursor_that_the_statement_opened_for_itself_ends_no_answer(
+    command: int, status: int, *, cursor: bool
+) -> None:
     rows = [b"\0\0x", make_eof(status)]
     answer = frame_rows([b"\x01", *wire.column_packets(1, 0, status=status), *rows], 1)[0]
     if status & MORE_RESULTS:
