@@ -38,6 +38,10 @@ log = logging.getLogger(__name__)
 NO_TABLE = frozenset({1049, 1146})
 """The server's errors for a table or database that was dropped."""
 
+OUTDATED = frozenset({1176})
+"""The server's error about an index that is gone or has another name by now. Streams go on: they do not name it, and
+the next description of the table does without it."""
+
 SAME_REASON_NS = 60 * NS_PER_S
 """Least time between two log lines with the same reason why a queue's dead messages cannot be
 moved."""
@@ -112,7 +116,8 @@ class StoreEffects:
             if error.lasting:
                 self._on_distrust()
             text = no_queue_text(queue.id) if error.code in NO_TABLE else str(error)
-            return Outcome(_failure(dispatcher, effect, text, lasting=error.lasting))
+            lasting = error.lasting and error.code not in OUTDATED
+            return Outcome(_failure(dispatcher, effect, text, lasting=lasting))
         except Exception as error:  # A fault in ackstream: without an outcome the dispatcher would wait for ever.
             log.exception(
                 "%s of %s failed",

@@ -12,8 +12,9 @@ from pymysql.connections import Connection
 
 from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy, running_proxy
-from tests.support.queues import create_queue, directives, enqueue, rows, run
+from tests.support.queues import Consumer, create_queue, directives, enqueue, rows, run
 from tests.support.servers import connect
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -80,6 +81,30 @@ def test_a_change_that_nothing_tells_of_is_seen_by_the_next_stream(
         enqueue(client, "m", ["a"])
         run(unlogged, f"ALTER TABLE m {CHANGES[change][0]}")
         assert rows(client, "STREAM * FROM m LIMIT 1 WAIT 0.2") == CHANGES[change][1]
+
+
+INDEXES = {
+    "renamed": "RENAME INDEX next_idx TO other",
+    "another one": "DROP INDEX next_idx, ADD INDEX other (time_acked, priority, time_next)",
+    "none": "DROP INDEX next_idx",
+}
+
+
+@pytest.mark.parametrize("change", INDEXES)
+def test_a_stream_goes_on_when_the_index_that_it_reads_has_another_name_or_is_gone(
+    proxy: RunningProxy, database: str, unlogged: Connection[Any], consume, change: str
+) -> None:
+    with proxy.connect(database=database) as client:
+        create_queue(client, "m")
+        consumer: Consumer = consume(proxy.connect(database=database), "STREAM * FROM m")
+        enqueue(client, "m", ["a"])
+        eventually(lambda: consumer.received)
+        run(unlogged, f"ALTER TABLE m {INDEXES[change]}")
+        run(client, "INSERT INTO m (payload) SELECT 'b'")  # Of which a scan alone shows the id.
+        eventually(lambda: len(consumer.received) == 2 or consumer.error)
+        assert consumer.error is None
+        assert rows(client, "STREAM payload FROM m NOWAIT") == []
+        assert run(client, "ACK FROM m WHERE id IN (1, 2)") == 2
 
 
 def test_a_table_that_was_put_in_the_place_of_a_queue_is_seen_as_it_is(
