@@ -32,6 +32,7 @@ from proxy.session.queries import sql
 from proxy.session.rephrasing import Rephrase
 from proxy.statements.long_statements import in_steps
 from proxy.statements.tables import known_table_id, refused_as_client
+from proxy.wire.bulk import rearranged_in_bulk
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.packets import AUTOCOMMIT, ServerError, make_err
 from proxy.wire.params import make_query
@@ -112,13 +113,19 @@ class Acknowledgement:
             if not await self._gathered(session, pending, _epoch(statement, values)):
                 session.forward(payload, pending)
             return
-        # The delay and the reason are the client's last parameters, and the first of the UPDATE.
         execution = own.read_execution(payload, statement.param_count, attributes=attributes)
         statement.check_delay(execution.values)
-        others = statement.param_count - statement.moved_params
-        order = (*range(others, statement.param_count), *range(others))
-        reordered = own.rearranged(payload, order, attributes=attributes)
+        reordered = own.rearranged(payload, _order(statement), attributes=attributes)
         session.forward(reordered, prepared.settled(execution.values, may_be_hidden=True))
+
+    async def execute_in_bulk(
+        self, session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes
+    ) -> None:
+        """Run a prepared NACK or EXTEND whose delay or reason is a parameter once for each row of parameters."""
+        statement = prepared.statement
+        rearranging = rearranged_in_bulk(payload, _order(statement), types=own.types, check=statement.check_delay)
+        reordered, own.types = await in_steps(session, rearranging)
+        session.forward(reordered, prepared.settled(None, may_be_hidden=True))
 
     async def _form(
         self, session: ClientSession, statement: SettleStatement, table: TableId, *, binary: bool
@@ -186,6 +193,12 @@ class Acknowledgement:
         lease = None if columns.lease is None else LeaseColumn(quoted(columns.lease).encode(), counted=columns.counted)
         update = statement.update(lease, reason, by_primary_key=columns.by_primary_key, ack_mark=columns.ack_mark)
         return statement, columns.table, update
+
+
+def _order(statement: SettleStatement) -> Sequence[int]:
+    """The parameters in the order of the UPDATE: the delay and the reason are the client's last ones, and its first."""
+    others = statement.param_count - statement.moved_params
+    return (*range(others, statement.param_count), *range(others))
 
 
 def _answer(

@@ -138,10 +138,13 @@ class Statements:
     async def _execute(self, session: ClientSession, payload: bytes) -> None:
         own = session.classifier.statement(execute_id(payload))
         assert own is not None
-        if payload[0] == COM_STMT_BULK_EXECUTE:
+        in_bulk = payload[0] == COM_STMT_BULK_EXECUTE
+        if in_bulk and not isinstance(own.statement, PreparedSettle):
             raise NO_BULK.again()
         try:
             match own.statement:
+                case PreparedSettle() as prepared if in_bulk:
+                    await self._acknowledgement.execute_in_bulk(session, own, prepared, payload)
                 case PreparedStream() as prepared:
                     await self._streaming.execute(session, own, prepared, payload)
                 case PreparedSettle() as prepared:

@@ -21,7 +21,7 @@ from proxy.wire.handshake import PASSABLE, SSL, ZSTD
 from proxy.wire.packets import ServerError, parse_err, parse_ok
 from tests.support.conversations import SCRIPTS, Script
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.raw import ALL, BASE, DEPRECATE_EOF, NUMBER, SESSION_TRACK, STRING, RawClient
+from tests.support.raw import ALL, BASE, DEPRECATE_EOF, NUMBER, SESSION_TRACK, STRING, RawClient, binary
 from tests.support.servers import MARIADBS, connect
 
 KINDS: Final = {"old": BASE, "no EOF": BASE | DEPRECATE_EOF, "tracking": BASE | SESSION_TRACK, "all": ALL}
@@ -97,6 +97,56 @@ def test_many_rows_of_parameters_go_in_one_command(server, proxy, database) -> N
     direct, relayed = (transcript(server, place, database, ALL, play) for place in (server, proxy))
     assert relayed == direct
     assert b"\x03100\x044950" in [packet.payload for packet in relayed]
+
+
+BULK = (
+    ("ACK FROM m WHERE id = ?", (NUMBER,), ((1,), (3,), (9,)), 2, "SELECT id FROM m WHERE time_acked IS NOT NULL"),
+    (
+        "NACK FROM m WHERE id = ? DELAY ?",
+        (NUMBER, STRING),
+        ((1, "3600.5"), (3, "7200"), (9, "1")),
+        2,
+        "SELECT id FROM m WHERE time_next > (UNIX_TIMESTAMP() + 3599) * 1000000000",
+    ),
+    (
+        "EXTEND FROM m WHERE id = ? AND priority < ? BY ?",
+        (NUMBER, NUMBER, NUMBER),
+        ((1, 1, 3600), (2, 0, 3600), (3, 2, 7200)),
+        2,
+        "SELECT id FROM m WHERE time_next > (UNIX_TIMESTAMP() + 3599) * 1000000000",
+    ),
+)
+
+
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
+@pytest.mark.parametrize(("text", "types", "rows_sent", "affected", "shown"), BULK, ids=["ACK", "NACK", "EXTEND"])
+def test_messages_are_settled_in_bulk(proxy, database, text, types, rows_sent, affected, shown) -> None:
+    with proxy.connect(database=database) as plain:
+        create_queue(plain, "m")
+        enqueue(plain, "m", "abc")
+        assert len(rows(plain, "STREAM id FROM m NOWAIT")) == 3
+        with RawClient(proxy, ALL, database) as client:
+            number = client.prepare(text)
+            head = b"".join(bytes([kind, 0]) for kind in types)
+            for flags in (b"\x80\0", b"\0\0"):  # The types are not sent again.
+                body = b"".join(b"\0" + binary(value) for row in rows_sent for value in row)
+                answer = client.about(COM_STMT_BULK_EXECUTE, number, flags + (head if flags[0] else b"") + body)
+                found = rows(plain, shown)
+                assert found == [(1,), (3,)]
+                if flags[0]:
+                    assert parse_ok(answer[-1].payload).head.affected_rows == affected
+
+
+@pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")
+def test_a_delay_that_is_none_refuses_all_rows_of_a_bulk_execution(proxy, database) -> None:
+    with proxy.connect(database=database) as plain, RawClient(proxy, ALL, database) as client:
+        create_queue(plain, "m")
+        enqueue(plain, "m", "ab")
+        number = client.prepare("NACK FROM m WHERE id = ? DELAY ?")
+        body = b"".join(b"\0" + binary(1) + b"\0" + binary(delay) for delay in ("3600", "never"))
+        answer = client.about(COM_STMT_BULK_EXECUTE, number, b"\x80\0" + bytes([NUMBER, 0, STRING, 0]) + body)
+        assert parse_err(answer[-1].payload).code == 1210
+        assert len(rows(plain, "STREAM id FROM m NOWAIT")) == 2
 
 
 @pytest.mark.parametrize("server_name", MARIADBS, indirect=True, scope="session")

@@ -179,7 +179,7 @@ class RawClient:
         bitmap = nulls.to_bytes((len(values) + 7) // 8, "little")
         name = b"\0" if self.attributes else b""
         types = b"".join(bytes([NUMBER if isinstance(value, int) else STRING, 0]) + name for value in values)
-        return count + bitmap + bytes([NEW_TYPES]) + types + b"".join(_value(value) for value in values)
+        return count + bitmap + bytes([NEW_TYPES]) + types + b"".join(binary(value) for value in values)
 
     def _log_in(self, wanted: int, claimed: int, database: str, user: str) -> tuple[Greeting, int]:
         greeting = handshake.parse_greeting(self.packet().payload)
@@ -202,7 +202,7 @@ class RawClient:
         return greeting, flags
 
 
-def _value(value: int | str | None) -> bytes:
+def binary(value: int | str | None) -> bytes:
     if value is None:
         return b""
     if isinstance(value, int):
