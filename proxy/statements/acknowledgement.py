@@ -31,7 +31,7 @@ from proxy.session.own_acks import AckAnswers, AckForm, KnownAck
 from proxy.session.queries import sql
 from proxy.session.rephrasing import Rephrase
 from proxy.statements.long_statements import in_steps
-from proxy.statements.tables import known_table_id, refused_as_client
+from proxy.statements.tables import known_table_id, may_settle, refused_as_client
 from proxy.wire.bulk import rearranged_in_bulk
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.packets import AUTOCOMMIT, ServerError, make_err
@@ -189,6 +189,7 @@ class Acknowledgement:
         session.check_interrupted()
         reason = _reason_columns(columns)
         if statement.reason is not None and reason is None:
+            await may_settle(session, table)
             raise ServerError(1105, "HY000", NO_REASON_COLUMN.format(columns.table, qualified(columns.table)))
         lease = None if columns.lease is None else LeaseColumn(quoted(columns.lease).encode(), counted=columns.counted)
         update = statement.update(lease, reason, by_primary_key=columns.by_primary_key, ack_mark=columns.ack_mark)

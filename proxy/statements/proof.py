@@ -55,7 +55,7 @@ from proxy.session.stream import INTERRUPTED
 from proxy.statements.definition_checks import DefinitionChecks
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.rights import right_to_stream
-from proxy.statements.tables import known_table_id, refused_as_client
+from proxy.statements.tables import known_table_id, may_settle, refused_as_client
 from proxy.wire.packets import AUTOCOMMIT, ServerError
 from proxy.wire.params import CURSOR_FLAGS_AT
 from sqlrewrite.names import TableName
@@ -264,7 +264,7 @@ class Proof:
         seen = await definition_seen(session, table)
         found = self._engine.queue(table_id, text=seen, fresh=seen is None)
         queue = await refused_as_client(session, table, found)
-        await checked_query(session, sql("right_to_stream", table=table.quoted(), condition="FALSE"))
+        await may_settle(session, table)
         session.classifier.not_hidden(queue.id)
         return queue, seen
 

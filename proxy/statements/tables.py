@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.catalog.directives import is_marked, make_comment, split_comment
 from engine.model import TableId
+from engine.packets import error_fields
 from engine.quoting import text_literal
 from engine.runtime.queues import UnusableQueue
 from engine.service import Engine
@@ -47,6 +48,9 @@ T = TypeVar("T")
 LOCK_WAIT_S = 10
 """How long to wait for another proxy's change of the same comment, which takes milliseconds."""
 
+TABLE_DENIED = 1142
+"""The server's error about a table on which the account lacks a privilege."""
+
 Change = Callable[[dict[str, str], str], tuple[dict[str, str], str]]
 """From the directives in a comment and the text besides them to the new ones."""
 
@@ -68,13 +72,23 @@ async def refused_as_client(session: ClientSession, table: TableName, finding: A
     """The result of `finding`, which raises UnusableQueue if the table is no queue.
 
     A client that may not see the table learns no more about it than the server's error: raises
-    Refused with that.
+    Refused with that. It is the error that a queue gets, too, so it does not show what is a queue.
     """
     try:
         return await finding
     except UnusableQueue:
-        await checked_query(session, sql("right_to_see", table=table.quoted()))
+        try:
+            await checked_query(session, sql("right_to_see", table=table.quoted()))
+        except Refused as refused:
+            if error_fields(refused.payload)[0] == TABLE_DENIED:
+                await may_settle(session, table)
+            raise
         raise
+
+
+async def may_settle(session: ClientSession, table: TableName) -> None:
+    """Raises Refused with the server's error if the client may not settle messages of the table."""
+    await checked_query(session, sql("right_to_stream", table=table.quoted(), condition="FALSE"))
 
 
 def no_queue(table: TableName, hint: str) -> ServerError:

@@ -131,6 +131,27 @@ def test_privileges_that_mysql_does_not_add_up_are_asked_for_in_one_place(
         eventually(lambda: served(client))
 
 
+def test_a_privilege_that_a_partial_revoke_takes_away_is_asked_for(
+    root: Connection[Any], proxy: RunningProxy, account: str, database: str, flavour: str
+) -> None:
+    if flavour != "mysql":
+        pytest.skip("MariaDB has no partial revokes")
+    create_queue(root, "m")
+    enqueue(root, "m", ["a"])
+    run(root, "SET GLOBAL partial_revokes = ON")
+    try:
+        run(root, f"GRANT SELECT, UPDATE, DELETE ON *.* TO {account}@localhost")
+        run(root, f"REVOKE UPDATE ON {database}.* FROM {account}@localhost")
+        with proxy.connect(database=database) as client:
+            grant = f"GRANT UPDATE ON `{database}`.`m` TO `{account}`@`localhost`"
+            eventually(lambda: str(problem(client)).endswith(grant))
+            run(root, grant)
+            eventually(lambda: served(client))
+    finally:
+        run(root, f"REVOKE ALL, GRANT OPTION FROM {account}@localhost")
+        run(root, "SET GLOBAL partial_revokes = OFF")
+
+
 def test_rights_on_single_columns_do(root: Connection[Any], proxy: RunningProxy, account: str, database: str) -> None:
     create_queue(root, "m")
     enqueue(root, "m", ["a"])

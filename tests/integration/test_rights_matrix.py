@@ -1,4 +1,4 @@
-"""No more rights through the proxy than without it: 17 accounts, 29 statements, on each server, direct and proxied.
+"""No more rights through the proxy than without it: 22 accounts, 29 statements, on each server, direct and proxied.
 
 A plain statement runs on both connections, one after the other, on the same rows. A queue statement is compared with a
 plain one that needs some of the same rights. An answer is its error's number, or its rows.
@@ -7,15 +7,17 @@ plain one that needs some of the same rights. An answer is its error's number, o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pymysql
 import pytest
 from pymysql.connections import Connection
+from pymysql.constants import COMMAND
 
 from proxy.embedded.server import EmbeddedServer
+from tests.support import insides
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, directives, run
 from tests.support.servers import connect
@@ -31,11 +33,17 @@ class Account:
     then: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     """What its session says first."""
+    after: tuple[str, ...] = ()
+    """What is run when the account is gone."""
+    mysql_alone: bool = False
+    """Whether MariaDB has no such account."""
 
 
 def granted(*privileges: str) -> Account:
     return Account(then=tuple(f"GRANT {privilege} TO {{user}}" for privilege in privileges))
 
+
+SOME: Final = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER"
 
 ACCOUNTS: Final[dict[str, Account]] = {
     "nothing": Account(),
@@ -55,6 +63,31 @@ ACCOUNTS: Final[dict[str, Account]] = {
     "everything": granted("ALL ON *.*"),
     "a role in use": Account(then=("GRANT rights_role TO {user}",), first=("SET ROLE rights_role",)),
     "a role not in use": Account(then=("GRANT rights_role TO {user}",)),
+    "a role by default": Account(then=("GRANT rights_role TO {user}", "SET DEFAULT ROLE rights_role {to} {user}")),
+    "a role of a role": Account(
+        then=("CREATE ROLE rights_outer", "GRANT rights_role TO rights_outer", "GRANT rights_outer TO {user}"),
+        first=("SET ROLE rights_outer",),
+        after=("DROP ROLE rights_outer",),
+    ),
+    "all but this database": Account(
+        then=(
+            "SET GLOBAL partial_revokes = ON",
+            f"GRANT {SOME} ON *.* TO {{user}}",
+            f"REVOKE {SOME} ON {DB}.* FROM {{user}}",
+        ),
+        after=("SET GLOBAL partial_revokes = OFF",),
+        mysql_alone=True,
+    ),
+    "all but UPDATE on this database": Account(
+        then=(
+            "SET GLOBAL partial_revokes = ON",
+            f"GRANT {SOME} ON *.* TO {{user}}",
+            f"REVOKE UPDATE ON {DB}.* FROM {{user}}",
+        ),
+        after=("SET GLOBAL partial_revokes = OFF",),
+        mysql_alone=True,
+    ),
+    "an expired password": Account(then=(f"GRANT ALL ON {DB}.* TO {{user}}", "ALTER USER {user} PASSWORD EXPIRE")),
     "TLS required": Account("REQUIRE SSL", (f"GRANT ALL ON {DB}.* TO {{user}}",)),
     "locked": Account("ACCOUNT LOCK", (f"GRANT ALL ON {DB}.* TO {{user}}",)),
 }
@@ -159,10 +192,16 @@ def made(root: Connection[Any], account: Account) -> Iterator[str]:
     run(root, f"CREATE USER {name}@localhost IDENTIFIED BY '{PASSWORD}' {account.made}")
     try:
         for statement in account.then:
-            run(root, statement.format(user=f"{name}@localhost"))
+            run(root, statement.format(user=f"{name}@localhost", to="FOR" if is_mariadb(root) else "TO"))
         yield name
     finally:
         run(root, f"DROP USER {name}@localhost")
+        for statement in account.after:
+            run(root, statement)
+
+
+def is_mariadb(connection: Connection[Any]) -> bool:
+    return "MariaDB" in connection.get_server_info()
 
 
 def outcome(connection: Connection[Any], statement: str) -> Answer:
@@ -204,13 +243,15 @@ def different(root: Connection[Any], direct: Connection[Any], proxied: Connectio
     return found
 
 
-def test_there_are_17_accounts_and_29_statements() -> None:
-    assert (len(ACCOUNTS), len(PLAIN) + len(QUEUE_STATEMENTS)) == (17, 29)
+def test_there_are_22_accounts_and_29_statements() -> None:
+    assert (len(ACCOUNTS), len(PLAIN) + len(QUEUE_STATEMENTS)) == (22, 29)
 
 
 @pytest.mark.parametrize("kind", ACCOUNTS)
 def test_an_account_may_do_through_the_proxy_what_it_may_do_without_and_nothing_else(root, server, proxy, kind) -> None:
     account = ACCOUNTS[kind]
+    if account.mysql_alone and is_mariadb(root):
+        pytest.skip("MariaDB has no partial revokes")
     with made(root, account) as name:
         for tls in (False, True):
             outcomes: list[Answer | None] = []
@@ -229,3 +270,65 @@ def test_an_account_may_do_through_the_proxy_what_it_may_do_without_and_nothing_
                 connection.close()
             if kind != "TLS required":
                 break
+
+
+OF_ANY_TABLE: Final = (
+    "STREAM * FROM {table} NOWAIT",
+    "STREAM payload FROM {table} WHERE id = 1 LIMIT 1 NOWAIT",
+    "STREAM payload FROM {table} LIMIT 1 NOWAIT FOR UPDATE",
+    "ACK FROM {table} WHERE id = 1",
+    "ACK {table} WHERE id = 1 AND epoch = 1",
+    "ACK {table} WHERE payload = 'a'",
+    "NACK {table} WHERE id = 1",
+    "NACK {table} WHERE id = 1 REASON 'none'",
+    "EXTEND {table} WHERE id = 1 BY 5",
+    "SHOW CREATE QUEUE {table}",
+    "SHOW GROUPS FROM {table}",
+    "SHOW BATCHES FROM {table}",
+    "SHOW DELIVERIES FROM {table}",
+    "ALTER QUEUE {table} ACK_WAIT = 5",
+    "ALTER QUEUE {table} MAX_RATE = 5",
+    "PAUSE QUEUE {table}",
+    "RESUME QUEUE {table}",
+    "PURGE QUEUE {table}",
+    "REDRIVE QUEUE {table}",
+    "REDRIVE QUEUE {table} TO elsewhere.t",
+    "CREATE QUEUE {table} (a INT)",
+    "CREATE QUEUE IF NOT EXISTS {table} (a INT)",
+    "DROP QUEUE {table}",
+    "DROP QUEUE IF EXISTS {table}",
+)
+"""Queue statements on a table, whatever it is."""
+
+
+@pytest.mark.parametrize(
+    "kind", ["nothing", "all on another database", "a role not in use", "all but this database", "temporary tables"]
+)
+def test_an_account_without_rights_is_told_the_same_of_a_queue_as_of_any_other_name(root, proxy, kind) -> None:
+    account = ACCOUNTS[kind]
+    if account.mysql_alone and is_mariadb(root):
+        pytest.skip("MariaDB has no partial revokes")
+    with made(root, account) as name:
+        session = log_in(proxy, name, account, tls=False)
+        for statement in OF_ANY_TABLE:
+            queue, *others = (told(session, statement, table) for table in ("m", "plain", "not_there"))
+            assert others == [queue, queue], statement
+            assert "denied" in str(queue), statement
+        session.close()
+
+
+def told(session: Any, statement: str, table: str) -> list[object]:
+    """The answers to a statement on a table, as text and prepared, with another name in place of the table's."""
+    text = statement.format(table=f"{DB}.{table}")
+    answers: list[object] = [denied(lambda: session.query(text), table)]
+    if statement.startswith(("STREAM", "ACK", "NACK", "EXTEND")):
+        insides.send(session, COMMAND.COM_STMT_PREPARE, text.encode())
+        answers.append(denied(lambda: insides.packet(session), table))
+    return answers
+
+
+def denied(answer: Callable[[], object], table: str) -> object:
+    try:
+        return answer()
+    except pymysql.MySQLError as error:
+        return error.args[0], str(error.args[1]).replace(f"'{table}'", "t").replace(f"`{table}`", "t")
