@@ -124,7 +124,7 @@ bench: .venv/.stamp ## Measure queues beside what a user would take instead; wri
 	@.venv/bin/python -m bench.compare $(COMPARE)
 
 ROWS := 10000000
-# SCALE="--proxies 1 2 --workers 2" chooses; `python -m bench.scale --help` lists the arguments.
+# SCALE="--proxies 1 2" chooses; `python -m bench.scale --help` lists the arguments.
 .PHONY: bench-scale
 bench-scale: .venv/.stamp ## Measure 1,000 queues, 2,000 streams, 1 to 4 proxies; writes bench/results/scale.md (about 20 min; ROWS=…, SCALE=…)
 	@scripts/prepare mariadb mysql client

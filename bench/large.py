@@ -132,20 +132,18 @@ def backlog(flavour: Flavour, chosen: argparse.Namespace) -> None:
 
 
 def rest(flavour: Flavour, _: argparse.Namespace) -> None:
-    """Measure streams that wait, at one worker and at two. Connections go to the workers in turn, so each queue has
-    streams at every worker."""
-    for workers in (1, 2):
-        with place(flavour, "--workers", str(workers)) as there, contextlib.ExitStack() as streams:
-            there.run(*(f"CREATE TABLE m{number} {QUEUE}" for number in range(QUEUES)))
-            for number in range(STREAMS):
-                streams.enter_context(endless(there.proxy.port, f"m{number // workers % QUEUES}"))
-            time.sleep(SETTLE_S)
-            questions, used_s, began_s = there.questions(), there.proxy_cpu_s(), time.monotonic()
-            time.sleep(REST_S)
-            took_s = time.monotonic() - began_s
-            used_s, asked = there.proxy_cpu_s() - used_s, there.questions() - questions - 1
-            cost = f"{asked / took_s:.2f} statements/s, {100 * used_s / took_s:.2f} % of a core"
-            show(flavour, f"{STREAMS:,} streams of {QUEUES} queues, workers={workers}: {cost}")
+    """Measure streams that wait."""
+    with place(flavour) as there, contextlib.ExitStack() as streams:
+        there.run(*(f"CREATE TABLE m{number} {QUEUE}" for number in range(QUEUES)))
+        for number in range(STREAMS):
+            streams.enter_context(endless(there.proxy.port, f"m{number % QUEUES}"))
+        time.sleep(SETTLE_S)
+        questions, used_s, began_s = there.questions(), there.proxy_cpu_s(), time.monotonic()
+        time.sleep(REST_S)
+        took_s = time.monotonic() - began_s
+        used_s, asked = there.proxy_cpu_s() - used_s, there.questions() - questions - 1
+        cost = f"{asked / took_s:.2f} statements/s, {100 * used_s / took_s:.2f} % of a core"
+        show(flavour, f"{STREAMS:,} streams of {QUEUES} queues: {cost}")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from functools import partial
 
 from engine.binlog.changes import ChangeSet
 from engine.binlog.pipe import BinlogLimits, FollowRequest
-from engine.binlog.reader import LogReader, Outbox, Outboxes
+from engine.binlog.reader import LogReader, Outbox
 from engine.binlog.scope import Scope
 from engine.model import TableId, Wanted
 from engine.queue_table import QueueTable
@@ -59,7 +59,7 @@ class Unfiltered(LogReader):
 class Decoded(LogReader):
     """Decodes the engine's transactions as those of others."""
 
-    def own_connections(self, numbers: frozenset[int], consumer: int = 0, mark: str = "") -> None:
+    def own_connections(self, numbers: frozenset[int]) -> None:
         pass
 
 
@@ -86,7 +86,7 @@ class Bench:
         limits = BinlogLimits(lag_max_s=1e9)
         mark = "" if kind is Decoded else self.own.mark
         request = FollowRequest(self.address, limits, {QUEUE: Scope()}, mark)
-        reading = kind(request, Outboxes({0: Ear(limits)}), lambda _: None)
+        reading = kind(request, Ear(limits), lambda _: None)
         reading.own_connections(self.numbers)
         return reading
 

@@ -1,11 +1,11 @@
 """More load than a proxy can take: what its memory and the other clients' latency are meanwhile.
 
-    .venv/bin/python -m bench.overload [--seconds N] [--server mysql|mariadb] [--only SCENE …] [--workers N]
+    .venv/bin/python -m bench.overload [--seconds N] [--server mysql|mariadb] [--only SCENE …]
 
 Each scene has a proxy and a server of its own:
 
-* drain: eight consumers finish a backlog. Other SELECTs go through the proxy's address for clients that
-  receive no messages, and through a second proxy, which serves no queue.
+* drain: eight consumers finish a backlog. Other SELECTs go through a second proxy, which only relays
+  (streams = off).
 * flood: producers insert twice as many messages as eight consumers acknowledge.
 * crowd: 2,000 endless streams on 100 queues, and 500 connections that run one SELECT after another.
 * connects: 10,000 logins a minute, each with one SELECT. Beside it the same load on the server itself.
@@ -60,8 +60,8 @@ HALF_LOGINS, SLOW_CLIENTS, DEAF_CLIENTS = 400, 100, 20
 CONNECTIONS_MAX = 4_000
 BACKLOG_PER_S = 50_000
 """More than consumers finish."""
-APART = "through listen_statements"
-SECOND = "through a second proxy"
+APART = "through a proxy with streams = off"
+RELAYING = ("--log-level", "warning", "--streams", "off")
 PAUSE_S = 0.005
 """Between two samples of the observer."""
 PAYLOAD = "x" * 120
@@ -136,9 +136,9 @@ def drain(setting: Setting, seconds: float) -> None:
     fill(setting.server.port, int(seconds * BACKLOG_PER_S))
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_proxy(setting.server, Path(folder) / "log", ("--log-level", "warning"), forked=False) as second,
+        running_proxy(setting.server, Path(folder) / "log", RELAYING, forked=False) as second,
     ):
-        others = {APART: connect(setting.proxy.statements_port, None), SECOND: connect(second.port, None)}
+        others = {APART: connect(second.port, None)}
         before = setting.observe(seconds / 4, **others)
         print(f"  before: {before}", flush=True)
         with consumers([setting.proxy.port], CONSUMERS):
@@ -339,7 +339,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load (flood: ten times as long)")
     parser.add_argument("--server", choices=["mysql", "mariadb"], action="append")
     parser.add_argument("--only", choices=SCENES, nargs="+", default=list(SCENES))
-    parser.add_argument("--workers", type=int, default=1, help="processes of the proxy")
     chosen = parser.parse_args()
     flavours: list[Flavour] = chosen.server or ["mysql", "mariadb"]
     for flavour in flavours:
@@ -356,12 +355,9 @@ def main() -> None:
                 try:
                     with connect(server.port, None) as root, root.cursor() as cursor:
                         cursor.execute("CREATE DATABASE bench")
-                    options = ["--log-level", "warning", "--workers", str(chosen.workers)]
-                    if name == "drain":
-                        options += ["--listen-statements", "127.0.0.1:0"]
                     with (
                         environment(ACKSTREAM_CONNECTIONS_MAX=str(CONNECTIONS_MAX)),
-                        running_proxy(server, folder / "log", options, forked=False) as proxy,
+                        running_proxy(server, folder / "log", ("--log-level", "warning"), forked=False) as proxy,
                     ):
                         print(f"{flavour}, {name}:", flush=True)
                         SCENES[name](Setting(server, proxy), chosen.seconds * (10 if name == "flood" else 1))

@@ -18,29 +18,26 @@ EXCEPTION_MAX = 16_000
 CUT = "[…]"
 
 
-def set_up(level: str, form: Literal["text", "json"], worker: int | None = None) -> None:
-    """Write the log to standard error. `worker`: the number that each line has."""
+def set_up(level: str, form: Literal["text", "json"]) -> None:
+    """Write the log to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(EventFormatter(form, worker))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=worker is not None)
+    handler.setFormatter(EventFormatter(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 class EventFormatter(logging.Formatter):
     """One line for each record."""
 
-    def __init__(self, form: Literal["text", "json"], worker: int | None = None) -> None:
+    def __init__(self, form: Literal["text", "json"]) -> None:
         super().__init__()
-        self._form, self._worker = form, worker
+        self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end. Line ends within it are escaped."""
         entry = self._entry(record)
         if self._form == "json":
             return json.dumps(entry)
-        text = f"{entry['time']} {record.levelname} {entry['event']}: "
-        if self._worker is not None:
-            text += f"worker {self._worker}: "
-        text += str(entry["message"])
+        text = f"{entry['time']} {record.levelname} {entry['event']}: {entry['message']}"
         if "exception" in entry:
             text += f"\n{entry['exception']}"
         return text.replace("\r", "\\r").replace("\n", "\\n")
@@ -55,8 +52,6 @@ class EventFormatter(logging.Formatter):
             "event": getattr(record, "event", "library"),
             "logger": record.name,
         }
-        if self._worker is not None:
-            entry["worker"] = self._worker
         if (queue := getattr(record, "queue", None)) is not None:
             entry["queue"] = queue
         entry["message"] = message if len(message) <= MESSAGE_MAX else message[:MESSAGE_MAX] + CUT

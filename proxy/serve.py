@@ -7,12 +7,11 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 import uvloop
@@ -26,13 +25,13 @@ from engine.store.own_writes import OwnWrites
 from engine.store.reach import Reach
 from engine.store.route import Route
 from proxy import checks, logs
+from proxy.backend import backends_in
 from proxy.commandline import conceal
+from proxy.embedded.server import EmbeddedServer
 from proxy.server import otel_adapter
-from proxy.server.accepting import Acceptor
 from proxy.server.access import Access
 from proxy.server.admin import Admin, Probe
 from proxy.server.backends import Switch
-from proxy.server.fork_server import ForkServer
 from proxy.server.inspection import Inspector
 from proxy.server.listener import Proxy
 from proxy.server.metrics import BinlogMetrics, ProcessMetrics
@@ -41,28 +40,25 @@ from proxy.server.parts import (
     engine_settings,
     exempt_from_garbage_collection,
     listening,
+    private_server,
     reload_certificate,
     running,
     store_limits,
 )
+from proxy.server.processes import Announce, Report, Supervisor
 from proxy.server.sources import Sources, own_streams
 from proxy.server.tracing import traced
-from proxy.server.worker import work
-from proxy.server.workers import Workers
-from proxy.settings import BadSetting, Endpoint, Settings, advice, load
+from proxy.settings import BadSetting, Settings, advice, load
 from proxy.statements.proxies import introduction
 from proxy.transport.addresses import shown
 from proxy.transport.backlog import warn_if_cut
 from proxy.transport.proxy_protocol import check_taken
 from proxy.transport.tls import Tls
-from proxy.transport.unixsocket import UnixSocket
 from proxy.wire import mimic_adapter
 from sqlrewrite import sqlglot_adapter
 
 log = logging.getLogger("ackstream")
 
-EXIT_NO_WORKERS = 1
-"""The workers have ended, and no others can be started."""
 EXIT_BAD_SETTING = 2
 
 
@@ -80,11 +76,6 @@ EXIT_BAD_SETTING = 2
 @click.option("--listen", metavar="HOST:PORT", help="Where clients connect (127.0.0.1:3307; port 0: any free one).")
 @click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are served (127.0.0.1:9307).")
 @click.option("--listen-socket", metavar="PATH", help="A unix socket where clients may connect as well.")
-@click.option(
-    "--listen-statements",
-    metavar="HOST:PORT",
-    help="Where clients connect that receive no messages. They have a process of their own.",
-)
 @click.option("--tls", metavar="on|off", help="Whether clients are offered TLS (on).")
 @click.option("--tls-certificate", metavar="FILE", help="PEM, the certificate. Default: self-signed, kept in data-dir.")
 @click.option("--tls-key", metavar="FILE", help="PEM, its key, if it is not in the same file.")
@@ -97,7 +88,12 @@ EXIT_BAD_SETTING = 2
     metavar="on|off",
     help="Whether the server gets clients' addresses by the PROXY protocol (off).",
 )
-@click.option("--workers", metavar="N", help="Processes that share the work, on one port (1).")
+@click.option("--processes", metavar="N", help="Whole proxies on one port, each with an admin port of its own (1).")
+@click.option(
+    "--streams", metavar="on|off", help="Whether STREAM is possible (on); off: for other clients' statements."
+)
+@click.option("--workers", hidden=True)
+@click.option("--listen-statements", hidden=True)
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file with any of the settings.")
 @click.option("--data-dir", metavar="DIR", help="The directory of the private server's data (ackstream-data).")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
@@ -132,10 +128,9 @@ def serve(config: Path | None, **flags: Any) -> None:
         if settings.tracing:
             otel_adapter.check()
         if settings.processes == 1:
-            status = uvloop.run(_serve(settings, None))
+            status = _run(settings, partial(_announce, listen_socket=settings.listen_socket))
         else:
-            exempt_from_garbage_collection()
-            status = uvloop.run(_serve(settings, ForkServer(partial(_work, settings))))
+            status = _supervise(settings)
     except BadSetting as error:
         _give_up(str(error))
     sys.exit(status)
@@ -171,37 +166,81 @@ def _give_up(text: str) -> NoReturn:
     sys.exit(EXIT_BAD_SETTING)
 
 
+def _run(settings: Settings, announce: Announce, began: Callable[[], None] = lambda: None) -> int:
+    """Be one proxy. Returns the exit status. `began` is called when the event loop runs. Raises BadSetting."""
+    return uvloop.run(_serve(settings, announce, began))
+
+
+def _supervise(settings: Settings) -> int:
+    """Run several proxies, in front of one private server if there is no other. Returns the exit status. Raises
+    BadSetting."""
+
+    def be_one_of_them(its: Settings, report: Report) -> int:
+        try:
+            return _run(its, report.ready, report.beat)
+        except BadSetting as error:
+            click.echo(f"ackstream: {error}", err=True)
+            return EXIT_BAD_SETTING
+
+    with contextlib.ExitStack() as stack:
+        if not settings.backend:
+            server = uvloop.run(_private(settings))
+            if server is None:
+                return 0
+            stack.callback(server.stop)
+            at = tuple(backends_in(f"mysql://root@{server.host}:{server.port}"))
+            settings = settings.model_copy(update={"backend": at})
+        exempt_from_garbage_collection()
+        return Supervisor(settings, be_one_of_them, _announce).run()
+
+
+async def _private(settings: Settings) -> EmbeddedServer | None:
+    return await _unless_stopped(_signal_to_stop(), private_server(settings))
+
+
 Drain = Callable[[], Awaitable[None]]
 """Stops listening, ends all connections, and returns when they have ended."""
 
+_Started = TypeVar("_Started")
 
-async def _serve(settings: Settings, fork_server: ForkServer | None) -> int:
-    """Serve until a signal ends it. Returns the exit status. Raises BadSetting."""
-    stop, lost = asyncio.Event(), asyncio.Event()
+
+def _signal_to_stop() -> asyncio.Future[Any]:
+    """What is done when a signal ends the program."""
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    stopping = asyncio.ensure_future(stop.wait())
+    return asyncio.ensure_future(stop.wait())
+
+
+async def _unless_stopped(stopping: asyncio.Future[Any], start: Coroutine[Any, Any, _Started]) -> _Started | None:
+    """The result of `start`. None: a signal came before, and `start` was cancelled."""
+    starting = asyncio.ensure_future(start)
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        log.info("stopped before it was ready", extra={"event": "start.stopped"})
+        starting.cancel()
+        await asyncio.wait({starting})
+        return None
+    return starting.result()
+
+
+async def _serve(settings: Settings, announce: Announce, began: Callable[[], None]) -> int:
+    """Serve until a signal ends it. Returns the exit status. Raises BadSetting."""
+    stopping = _signal_to_stop()
+    began()
     async with contextlib.AsyncExitStack() as stack:
-        start = _start(settings, stack) if fork_server is None else _start_workers(settings, fork_server, stack, lost)
-        starting = asyncio.ensure_future(start)
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            log.info("stopped before it was ready", extra={"event": "start.stopped"})
-            starting.cancel()
-            await asyncio.wait({starting})
+        started = await _unless_stopped(stopping, _start(settings, stack, announce))
+        if started is None:
             return 0
-        drain, admin = starting.result()
-        losing = asyncio.ensure_future(lost.wait())
-        await asyncio.wait({stopping, losing}, return_when=asyncio.FIRST_COMPLETED)
-        if lost.is_set():
-            return EXIT_NO_WORKERS
+        drain, admin = started
+        await stopping
         log.info("draining", extra={"event": "drain.began"})
         admin.drain()
         await drain()
     return 0
 
 
-async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Drain, Admin]:
+async def _start(settings: Settings, stack: contextlib.AsyncExitStack, announce: Announce) -> tuple[Drain, Admin]:
     """Create all parts, to be closed with the stack, and print that clients can connect. Raises
     BadSetting."""
     access = await Access.of(settings)
@@ -213,6 +252,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         servers.route, store_limits(settings), reach=reach, own_writes=own_writes, introduction=introduction(settings)
     )
     engine = Engine(store, engine_settings(settings))
+    engine.has_streams = settings.streams
     await stack.enter_async_context(running(engine, settings, servers.shown))
     if settings.proxy_protocol:
         await asyncio.to_thread(check_taken, servers.route.address, ConnectionLimits())
@@ -233,52 +273,17 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     stack.push_async_callback(probe.close)
     inspector = Inspector(engine, introduction(settings), show_payload=settings.admin_show_payload)
     stack.callback(inspector.close)
-    sources = Sources(metrics.collected, probe.reason, probe.unready, inspector.inspect, partial(own_streams, proxy))
+    sources = Sources(metrics.families, probe.reason, probe.unready, inspector.inspect, partial(own_streams, proxy))
     admin = Admin(sources, access, show_payload=settings.admin_show_payload)
     await checks.warn(engine, settings)
-    await _ready(settings, stack, admin, listen, servers.shown)
+    admin_at = await _ready(settings, stack, admin)
+    announce(listen, admin_at, servers.shown)
 
     async def drain() -> None:
         proxy.stop_listening()
         await proxy.drain()
 
     return drain, admin
-
-
-async def _start_workers(
-    settings: Settings, fork_server: ForkServer, stack: contextlib.AsyncExitStack, lost: asyncio.Event
-) -> tuple[Drain, Admin]:
-    """As `_start`, with workers in processes of their own. `lost` is set when all workers have ended by a fault."""
-    access = await Access.of(settings)
-    servers = await stack.enter_async_context(backends(settings))
-    Tls.of(settings)  # A new certificate is made once, before there are workers.
-    if settings.proxy_protocol:
-        await asyncio.to_thread(check_taken, servers.route.address, ConnectionLimits())
-    workers = Workers(settings, fork_server, servers.route, lost)
-    servers.start(workers.route_changed)
-    stack.push_async_callback(workers.close)
-    acceptor = workers.acceptor
-    listen = await _listen("listen", settings.listen, acceptor)
-    statements = None
-    if settings.listen_statements is not None:
-        statements = await _listen("listen-statements", settings.listen_statements, workers.statements_acceptor)
-    if settings.listen_socket is not None:
-        await listening("listen-socket", settings.listen_socket, _listen_locally(acceptor, settings))
-    await workers.start()
-    _reload_on_hangup(settings, workers.reload, access)
-    admin = Admin(workers.sources, access, show_payload=settings.admin_show_payload)
-    await _ready(settings, stack, admin, listen, servers.shown, statements)
-    workers.accept()
-    return workers.drain, admin
-
-
-async def _listen(setting: str, endpoint: Endpoint, acceptor: Acceptor) -> str:
-    return shown(*await listening(setting, endpoint, acceptor.listen(endpoint.host, endpoint.port)))
-
-
-async def _listen_locally(acceptor: Acceptor, settings: Settings) -> None:
-    assert settings.listen_socket is not None
-    acceptor.listen_locally(UnixSocket(settings.listen_socket, settings.listen_socket_mode))
 
 
 def _reload_on_hangup(settings: Settings, reload: Callable[[], None], access: Access) -> None:
@@ -294,39 +299,27 @@ def _reload_on_hangup(settings: Settings, reload: Callable[[], None], access: Ac
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_all)
 
 
-async def _ready(
-    settings: Settings,
-    stack: contextlib.AsyncExitStack,
-    admin: Admin,
-    listen: str,
-    backend: str,
-    statements: str | None = None,
-) -> None:
-    """Serve the admin port, and print that clients can connect."""
+async def _ready(settings: Settings, stack: contextlib.AsyncExitStack, admin: Admin) -> str:
+    """Serve the admin port, and return its address: clients can connect."""
     endpoint = settings.admin
-    admin_at = shown(
-        *await listening("admin", endpoint, admin.start(endpoint.host, endpoint.port, reuse_port=settings.reuse_port))
-    )
+    start = admin.start(endpoint.host, endpoint.port, reuse_port=settings.reuse_port)
+    address = shown(*await listening("admin", endpoint, start))
     stack.push_async_callback(admin.stop)
-    path = settings.listen_socket
-    also = ("" if path is None else f" socket={path}") + ("" if statements is None else f" statements={statements}")
     warn_if_cut()
     exempt_from_garbage_collection()
     log.info("clients can connect", extra={"event": "proxy.ready"})
-    print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)
+    return address
+
+
+def _announce(listen: str, admin: str, backend: str, listen_socket: Path | None = None) -> None:
+    also = "" if listen_socket is None else f" socket={listen_socket}"
+    print(f"ackstream ready listen={listen} admin={admin} backend={backend}{also}", flush=True)
 
 
 def _follow(switch: Switch, watch: BinlogFollower) -> None:
     """The route has changed."""
     if switch.follow() or not watch.following.now:
         watch.server_changed()
-
-
-def _work(settings: Settings, number: int, channel: socket.socket, clients: socket.socket) -> None:
-    """The main function of a worker, in a process of its own."""
-    logs.set_up(settings.log_level, settings.log_format, number)
-    exempt_from_garbage_collection()
-    uvloop.run(work(settings, number, channel, clients))
 
 
 @contextlib.asynccontextmanager

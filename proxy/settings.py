@@ -26,6 +26,12 @@ OF_OTHERS = frozenset({"ACKSTREAM_URL", "ACKSTREAM_PASSWORD", "ACKSTREAM_CACHE",
 """Variables that are read by the pipeline's programs or the tests."""
 
 
+REPLACED = {
+    "workers": "processes takes its place: so many whole proxies on one port",
+    "listen_statements": "start a second proxy for clients that receive no messages, with streams = off",
+}
+"""Settings of earlier releases, and what to do."""
+
 STATEMENT_BYTES_MIN = 16 << 20
 """The longest queue statement."""
 
@@ -51,6 +57,10 @@ class Endpoint(str):
     def port(self) -> int:
         """The port; 0 for any free one."""
         return int(self.rpartition(":")[2])
+
+    def at(self, port: int) -> Endpoint:
+        """The same host, with this port."""
+        return Endpoint(f"{self.rpartition(':')[0]}:{port}")
 
     @classmethod
     def check(cls, text: str) -> Endpoint:
@@ -99,9 +109,6 @@ class Settings(BaseSettings):
     listen_socket_mode: int = 0o777
     """The mode of that socket. All users may connect, as to mysqld's: the server decides who may
     log in."""
-    listen_statements: Endpoint | None = None
-    """Where clients connect that receive no messages: STREAM is refused there. A process of their own
-    serves them, so their statements do not wait while the others' queues drain."""
     tls: bool = True
     """Whether TLS is offered to clients. Without it, default clients of caching_sha2_password
     accounts cannot log in."""
@@ -118,10 +125,14 @@ class Settings(BaseSettings):
     """PEM: the authority of the server's certificate. The certificate and its host name are then
     verified, and TLS is required where `mirror` would use it. None: connections are encrypted, but
     the server is not authenticated."""
-    workers: int = Field(default=1, ge=1, le=32)
-    """Processes that share the work of one proxy, on one port. With one, there is no other process
-    but the reader of the binary log, and that of `listen_statements`. Relaying takes about one core
-    for 20,000 statements a second, so more help only where the machine has cores to spare."""
+    processes: int = Field(default=1, ge=1, le=32)
+    """Proxies on the port of `listen`, each a process with an engine and an admin port of its own: those
+    behind the first one have the ports behind that of `admin`. Every other setting is each one's own.
+    Relaying takes about one core for 20,000 statements a second, so more than one help only where the
+    machine has cores to spare. 32: the slots of a server's proxies."""
+    streams: bool = True
+    """Whether STREAM is possible. Without it, statements of other clients never wait while this proxy's
+    queues drain, because it delivers nothing. It takes no slot among the proxies."""
     data_dir: Path = Path("ackstream-data")
     """The directory of the private server's data and of the self-signed certificate."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -215,6 +226,13 @@ class Settings(BaseSettings):
             raise ValueError("tls_key needs tls_certificate beside it")
         if self.backend_ca is not None and self.backend_tls == "never":
             raise ValueError("backend_ca has no use where backend_tls is never")
+        if self.processes > 1 and self.listen_socket is not None:
+            raise ValueError(
+                "listen_socket and processes exclude each other: one process has the socket. Start a proxy of its own"
+                " for it"
+            )
+        if self.admin.port + self.processes > 65536:
+            raise ValueError(f"processes: there are no {self.processes} ports from that of admin on ({self.admin})")
         if not self.backend and self.proxy_protocol:
             raise ValueError(
                 "proxy_protocol needs backend beside it: the private server has clients of this machine alone"
@@ -234,9 +252,10 @@ class Settings(BaseSettings):
         return self
 
     @property
-    def processes(self) -> int:
-        """How many processes serve clients: the workers, and the one of `listen_statements`."""
-        return self.workers + (self.listen_statements is not None)
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """Every address where the proxy listens over TCP, by its setting."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: value for name, value in values.items() if isinstance(value, Endpoint)}
 
     @property
     def admin_token(self) -> str:
@@ -247,10 +266,10 @@ class Settings(BaseSettings):
         """The password of the engine's account on this server, wherever it was given."""
         return self._password or backend.password
 
-    @field_validator("listen", "admin", "listen_statements", mode="before")
+    @field_validator("listen", "admin", mode="before")
     @classmethod
     def _endpoint(cls, value: object) -> object:
-        return None if value is None else Endpoint.check(str(value))
+        return Endpoint.check(str(value))
 
     @classmethod
     def settings_customise_sources(
@@ -274,13 +293,16 @@ def load(flags: Mapping[str, Any], config: Path | None) -> Settings:
     for name, value in (_from_file(config) if config else {}).items():
         values[name.replace("-", "_")] = value
         origins[name.replace("-", "_")] = f"{name} in {config}"
-    for name in names:
+    for name in (*names, *REPLACED):
         variable = f"{PREFIX}{name.upper()}"
         if variable in os.environ:
             values[name], origins[name] = os.environ[variable], variable
     for name, value in flags.items():
         if value is not None:
             values[name], origins[name] = value, "--" + name.replace("_", "-")
+    for name, instead in REPLACED.items():
+        if name in values:
+            raise BadSetting(f"{origins[name]}: there is no such setting any more; {instead}")
     try:
         return Settings(**values)
     except ValidationError as error:

@@ -45,7 +45,7 @@ def conditions(plan: Plan, load_before: float) -> list[str]:
         f"messages of {PAYLOAD_BYTES} bytes; {plan.rounds} interleaved rounds; {plan.samples:,} latencies a round",
         f"each drain takes about {plan.seconds:g} s, or {plan.messages:,} messages where these take less",
         "one competitor runs at a time; it shares the cores with its clients",
-        "ackstream with one worker for streams and the process of listen_statements",
+        "ackstream with one process, and beside it one with streams = off for other clients",
         f"MySQL: {' '.join((*SERVER_OPTIONS, REDO_LOG['mysql']))}",
         f"MariaDB: {' '.join((*SERVER_OPTIONS, REDO_LOG['mariadb']))}",
         f"PostgreSQL: {' '.join(OPTIONS)}",

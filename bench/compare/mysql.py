@@ -99,7 +99,7 @@ class MySQLQueue:
     """A queue in a running server, with consumers that connect to `port`.
 
     During drains of WATCHED, other clients run a statement again and again: direct, through `port`, and
-    through `statements_port`, if there is one.
+    through `relaying_port`, where a proxy without streams is, if there is one.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class MySQLQueue:
         client: Path,
         port: int,
         processes: Mapping[str, int],
-        statements_port: int | None = None,
+        relaying_port: int | None = None,
     ) -> None:
         self._server = server
         self._client = client
         self._port = port
         self._ways = {"direct": server.port, "through the proxy": port}
-        if statements_port is not None:
-            self._ways["through the proxy, listen_statements"] = statements_port
+        if relaying_port is not None:
+            self._ways["through a proxy with streams = off"] = relaying_port
         self._forms = {form.case.name: form.name for form in (*PROXY_FORMS, *HAND_FORMS, *FLOOR_FORMS)}
         self.processes = processes
 
@@ -262,10 +262,11 @@ class Ackstream:
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[MySQLQueue]:
         client = compiled(SOURCE, folder, LIBMARIADB)
-        options = ["--log-level", "warning", "--listen-statements", f"{HOST}:0"]
+        options = ["--log-level", "warning"]
         with (
             running_queue_server(self.flavour, folder) as server,
             running_proxy(server, folder / "proxy.log", options) as proxy,
+            running_proxy(server, folder / "relaying.log", [*options, "--streams", "off"]) as relaying,
         ):
             proxy_pid = proxy.pid
 
@@ -276,4 +277,4 @@ class Ackstream:
 
             reader = eventually(log_reader, what="the process that reads the binary log")
             processes = {"server": server.pid, "proxy": proxy_pid, "log reader": reader}
-            yield MySQLQueue(server, client, proxy.port, processes, proxy.statements_port)
+            yield MySQLQueue(server, client, proxy.port, processes, relaying.port)

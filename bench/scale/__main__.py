@@ -1,13 +1,12 @@
 """`make bench-scale`: ten million messages in a thousand queues, two thousand streams, several proxies.
 
-    .venv/bin/python -m bench.scale [--rows N] [--queues N] [--streams N] [--proxies N …] [--workers N …]
+    .venv/bin/python -m bench.scale [--rows N] [--queues N] [--streams N] [--proxies N …]
         [--servers NAME …] [--seconds S] [--results FOLDER] [--page NAME]
 
 Nine tenths of the rows are in one queue, the others are spread over the small ones (bench.scale.rows).
 For each number of proxies: all streams are opened on the small queues and drain what is due there;
 then nothing happens; then single messages are inserted; at last eight streams through each proxy
-drain the large queue, while other clients run single SELECTs. With `--workers`, each proxy has so many
-worker processes, one number after the other.
+drain the large queue, while other clients run single SELECTs.
 """
 
 from __future__ import annotations
@@ -39,11 +38,8 @@ SERVER = (f"--max-connections={CONNECTIONS_MAX}", "--table-open-cache=10000", "-
 Column = Mapping[str, float]
 
 
-def measure(
-    flavour: Flavour, plan: Plan, rows: int, counts: Sequence[tuple[int, int]], columns: dict[str, Column]
-) -> None:
-    """Measure one server with these numbers of proxies, and of workers of each; add a column for each pair.
-    Raises MissingError."""
+def measure(flavour: Flavour, plan: Plan, rows: int, counts: Sequence[int], columns: dict[str, Column]) -> None:
+    """Measure one server with these numbers of proxies; add a column for each. Raises MissingError."""
     with tempfile.TemporaryDirectory(prefix="ackstream-scale-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         compiled(SOURCE, folder, LIBMARIADB)
@@ -53,17 +49,16 @@ def measure(
             print(f"{flavour}: {rows:,} rows in {plan.queues + 1:,} queues, loaded in {took_s:.0f} s", flush=True)
             due = small_rows(rows, plan.queues) // 4
             rate = RATE
-            for turn, (count, workers) in enumerate(counts):
+            for turn, count in enumerate(counts):
                 if turn:
                     refill(server.port, plan.queues, due)
-                print(f"{flavour}, proxies: {count}, workers of each: {workers}", flush=True)
+                print(f"{flavour}, proxies: {count}", flush=True)
                 began_s = time.monotonic()
-                with proxies(server, folder / f"proxies-{turn}", count, workers) as running:
+                with proxies(server, folder / f"proxies-{turn}", count) as running:
                     setting = Setting(server, folder, plan, running)
                     setting.figures.add("proxies ready after, s", time.monotonic() - began_s)
                     rate = setting.run(due * plan.queues, rate)
-                    more = f", {workers} workers" if workers > 1 else ""
-                    columns[f"{TITLES[flavour]}, {count} × proxy{more}"] = setting.figures.values
+                    columns[f"{TITLES[flavour]}, {count} × proxy"] = setting.figures.values
 
 
 def shown(value: float) -> str:
@@ -104,14 +99,12 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=QUEUES, help="small queues")
     parser.add_argument("--streams", type=int, default=STREAMS, help="on the small queues")
     parser.add_argument("--proxies", type=int, nargs="+", default=[1, 2, 4], metavar="N")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1], metavar="N", help="processes of each proxy")
     parser.add_argument("--servers", nargs="+", choices=FLAVOURS, default=FLAVOURS)
     parser.add_argument("--seconds", type=float, default=15.0, help="the aim for each drain of the large queue")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--page", default="scale.md", metavar="NAME", help="of the results in that folder")
     arguments = parser.parse_args()
     plan = Plan(arguments.queues, arguments.streams, arguments.seconds)
-    counts = [(count, workers) for workers in arguments.workers for count in arguments.proxies]
     load_before = os.getloadavg()[0]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -119,7 +112,7 @@ def main() -> None:
     columns: dict[str, Column] = {}
     for flavour in arguments.servers:
         try:
-            measure(flavour, plan, arguments.rows, counts, columns)
+            measure(flavour, plan, arguments.rows, arguments.proxies, columns)
         except MissingError as missing:
             print(f"{flavour} is left out: {missing}", flush=True)
     text = page(columns, conditions(plan, arguments.rows, load_before))

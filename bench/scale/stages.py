@@ -82,9 +82,9 @@ class Streams:
 
 
 @contextlib.contextmanager
-def proxies(server: EmbeddedServer, folder: Path, number: int, workers: int) -> Iterator[list[RunningProxy]]:
-    """Some proxies in front of one server, each with so many workers."""
-    options = ["--log-level", "warning", *(["--workers", str(workers)] if workers > 1 else [])]
+def proxies(server: EmbeddedServer, folder: Path, number: int) -> Iterator[list[RunningProxy]]:
+    """Some proxies in front of one server."""
+    options = ["--log-level", "warning"]
     with contextlib.ExitStack() as stack, environment(ACKSTREAM_CONNECTIONS_MAX=str(CONNECTIONS_MAX)):
         running = []
         for index in range(number):

@@ -254,14 +254,6 @@ class ChangeSet:
         self.rows -= len(self.tables.get(table) or ())
         self.tables[table] = None
 
-    def copy(self, is_wanted: Callable[[TableId], bool]) -> ChangeSet:
-        """Another change set with the same changes of the tables that are wanted."""
-        tables = {
-            table: None if rows is None else dict(rows) for table, rows in self.tables.items() if is_wanted(table)
-        }
-        rows = sum(len(rows) for rows in tables.values() if rows is not None)
-        return ChangeSet(self.rows_max, tables, self.everything, self.schema_changed, rows)
-
     def add(self, later: ChangeSet) -> None:
         """Merge a later change set."""
         self.everything |= later.everything
@@ -338,8 +330,8 @@ def effect_of(statement: str) -> StatementEffect:
     return meaning
 
 
-Sink = Callable[[ChangeSet, ChangeSet], None]
-"""Takes the changes of a transaction: those for all consumers, and those for all but its owner."""
+Sink = Callable[[ChangeSet], None]
+"""Takes the changes of a transaction."""
 
 
 class Transactions:
@@ -352,12 +344,10 @@ class Transactions:
         self._rows_max, self._sink = rows_max, sink
         self.pending = ChangeSet(rows_max)
         """The changes of the transaction that is being read."""
-        self.pending_for_others = ChangeSet(rows_max)
-        """Those that its owner knows of. Empty where there is one consumer."""
 
     def __bool__(self) -> bool:
         """Whether the transaction that is being read has changes to report."""
-        return bool(self.pending) or bool(self.pending_for_others)
+        return bool(self.pending)
 
     def statement(self, text: str) -> None:
         """A statement was logged."""
@@ -371,12 +361,11 @@ class Transactions:
 
     def committed(self) -> None:
         """The transaction is complete."""
-        changes, for_others = self.pending, self.pending_for_others
-        if changes or for_others:
+        changes = self.pending
+        if changes:
             self.rolled_back()
-            self._sink(changes, for_others)
+            self._sink(changes)
 
     def rolled_back(self) -> None:
         """The transaction was rolled back, or only prepared."""
         self.pending = ChangeSet(self._rows_max)
-        self.pending_for_others = ChangeSet(self._rows_max)

@@ -11,10 +11,6 @@ same, because no dispatcher knows them. Inserted rows: a dead message that arriv
 of a statement that writes to several followed tables: a trigger has written to another queue. Rows
 before the reader has the number of the connection.
 
-With several consumers (the workers of a proxy), the transactions of each are decoded for the
-others that follow the table. The filter then shows whose rows they are (`owner`), and whether the
-owner needs them too.
-
 An event in a packet: a byte 0x00, 19 bytes of header (4 of time, 1 of type, 4 of the server's id,
 …), its body, and perhaps four bytes of checksum. Events of rows contain the number of a table that
 an earlier table map has announced. All table maps of a statement come before its rows. MySQL and
@@ -88,14 +84,13 @@ class OwnTransactions:
 class EventFilter:
     """The filter for one reader of the binary log.
 
-    `follows(schema, table)` returns the consumers that follow a table (an empty set: all), or None
-    if it is not followed, `pending()` whether the transaction that is being read has changes to
-    report.
+    `follows(schema, table)` returns whether a table is followed, `pending()` whether the transaction
+    that is being read has changes to report.
     """
 
     def __init__(
         self,
-        follows: Callable[[bytes, bytes], frozenset[int] | None],
+        follows: Callable[[bytes, bytes], bool],
         pending: Callable[[], bool],
         own: OwnTransactions | None = None,
     ) -> None:
@@ -106,16 +101,8 @@ class EventFilter:
         self._mapped: set[bytes] = set()
         """Numbers of followed tables whose maps were decoded since the log's file began. Their later
         maps are skipped: a table that is altered gets another number."""
-        self._only: dict[bytes, int] = {}
-        """By number of a followed table: the consumer, if only one follows it."""
         self._in_own = False
         """The transaction that is being read is the engine's own."""
-        self.owners: dict[int, OwnTransactions] = {}
-        """The own transactions of each of several consumers."""
-        self.owner: int | None = None
-        """The consumer whose transaction is being read."""
-        self.hidden_from_owner = False
-        """Whether the owner knows of the rows that were last wanted."""
         self._written: set[bytes] = set()
         """The followed tables that the present statement of it writes to."""
         self._second = b""
@@ -127,15 +114,9 @@ class EventFilter:
         kind = event[TYPE_AT]
         if kind in TRANSACTION_BEGINS:
             self._begin(own=kind == ANNOTATE and self._own.is_marked(event))
-            if self.owners and kind == ANNOTATE:
-                self.owner = next((owner for owner, own in self.owners.items() if own.is_marked(event)), None)
             return False
         if self._in_own and (kind in ROWS or kind in COMPRESSED_ROWS):
             return self._wants_own_rows(kind, event)
-        if self.owner is not None and (kind in ROWS or kind in COMPRESSED_ROWS):
-            self.hidden_from_owner = not self._wants_own_rows(kind, event)
-            if self.hidden_from_owner and self._only.get(event[TABLE_ID]) == self.owner:
-                return False
         if kind in ROWS:
             return event[TABLE_ID] not in self._passed
         if kind == TABLE_MAP:
@@ -147,8 +128,6 @@ class EventFilter:
             return self._pending() or second != self._second
         if kind == QUERY and (event.endswith(BEGIN) or event.endswith(BEGIN, 0, -CHECKSUM)):
             self._begin(own=self._own.is_begun_by(event))
-            if self.owners:
-                self.owner = next((owner for owner, own in self.owners.items() if own.is_begun_by(event)), None)
             return False
         if kind == ROTATE:
             self._mapped.clear()  # As the library forgets its table maps.
@@ -157,8 +136,6 @@ class EventFilter:
     def _begin(self, *, own: bool) -> None:
         """A transaction begins, or, on MariaDB, a statement."""
         self._in_own = own
-        self.owner = None
-        self.hidden_from_owner = False
         self._written.clear()
 
     def _wants_own_rows(self, kind: int, event: bytes) -> bool:
@@ -175,9 +152,7 @@ class EventFilter:
         table_at = schema_end + 2
         table_end = table_at + event[schema_end + 1]
         number = event[TABLE_ID]
-        consumers = self._follows(event[SCHEMA_AT + 1 : schema_end], event[table_at:table_end])
-        if consumers is not None:
-            self._followed_by(number, consumers)
+        if self._follows(event[SCHEMA_AT + 1 : schema_end], event[table_at:table_end]):
             self._passed.discard(number)
             self._written.add(number)
             known = number in self._mapped
@@ -186,13 +161,6 @@ class EventFilter:
         _add(self._passed, number)
         self._mapped.discard(number)
         return False
-
-    def _followed_by(self, number: bytes, consumers: frozenset[int]) -> None:
-        self._only.pop(number, None)
-        if len(consumers) == 1:
-            if len(self._only) >= PASSED_TABLES_MAX:
-                self._only.clear()
-            (self._only[number],) = consumers
 
 
 def _add(numbers: set[bytes], number: bytes) -> None:

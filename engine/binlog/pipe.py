@@ -40,32 +40,23 @@ class BinlogLimits:
 
 @dataclass(frozen=True, slots=True)
 class FollowRequest:
-    """The parent's first message. Later ones are FollowedTables and OwnConnections.
-
-    There is one consumer of change sets, or one for each worker of the proxy. With one, its own
-    transactions are skipped. With several, each gets all changes except its own.
-    """
+    """The parent's first message. Later ones are FollowedTables and OwnConnections."""
 
     address: BackendAddress
     limits: BinlogLimits
     tables: FollowedTables
     mark: str = ""
-    """What each statement of the only consumer's engine that writes begins with."""
+    """What each statement of the engine that writes begins with. Its transactions are skipped."""
     lock: str = ""
     """The name of a lock that the reader's connection holds on MySQL: a connection of the engine
     that finds it held is on the same run of the same server."""
-    consumers: tuple[int, ...] = (0,)
-    """The numbers of the consumers. The marks of several come with OwnConnections."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnConnections:
-    """The numbers of one engine's connections to the reader's server."""
+    """The numbers of the engine's connections to the reader's server."""
 
     numbers: frozenset[int]
-    consumer: int = 0
-    mark: str = ""
-    """What each of its statements that writes begins with. Empty: as in FollowRequest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +82,8 @@ class ChangeBatch:
     everything: bool = False
     schema_changed: bool = False
     rows: int = 0
-    """Rows read since the last batch. Counted for the first consumer alone."""
+    """Rows read since the last batch."""
     lag_s: float = 0.0
-    consumer: int = 0
-    """Whom it is for."""
 
     def parts(self, messages_max: int) -> Iterator[ChangeBatch]:
         """The same changes in their order, with at most so many messages in each part."""
@@ -104,13 +93,13 @@ class ChangeBatch:
         yield replace(self, tables=())
         for db, name, seen, over, before in self.tables:
             if not seen and not over:  # Any of its messages may have changed.
-                yield ChangeBatch(((db, name, seen, over, before),), consumer=self.consumer)
+                yield ChangeBatch(((db, name, seen, over, before),))
             for at in range(0, len(seen), messages_max):
                 part = seen[at : at + messages_max]
-                yield ChangeBatch(((db, name, part, (), before),), consumer=self.consumer)
+                yield ChangeBatch(((db, name, part, (), before),))
             for at in range(0, len(over), messages_max):
                 gone = over[at : at + messages_max]
-                yield ChangeBatch(((db, name, (), gone, before),), consumer=self.consumer)
+                yield ChangeBatch(((db, name, (), gone, before),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,9 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, BinaryIO, Final
 
 from engine.binlog.changes import ChangeSet, Layout, Transactions, UnreadableRowError
@@ -100,29 +99,35 @@ class StuckLogError(Exception):
 
 
 class Outbox:
-    """The changes for one consumer until they are written, for one thread that reads the binary log
-    and one that writes."""
+    """The changes until they are written, for one thread that reads the binary log and one that writes."""
 
-    def __init__(self, limits: BinlogLimits, consumer: int = 0) -> None:
-        self._limits, self._consumer = limits, consumer
+    def __init__(self, limits: BinlogLimits) -> None:
+        self._limits = limits
         self._changed = threading.Condition()
-        self._changes = self.new_change_set()  # guarded by _changed, as is all below
+        self._changes = self._new_change_set()  # guarded by _changed, as is all below
         self._rows = 0
         self._lag_s = 0.0
         self._lag_reported_s = 0.0
 
-    def new_change_set(self) -> ChangeSet:
-        """An empty change set, to be added."""
+    def _new_change_set(self) -> ChangeSet:
         return ChangeSet(self._limits.rows_max)
 
     def add(self, changes: ChangeSet) -> None:
-        """Add a change set of `new_change_set` or its like. The caller keeps no reference to it."""
+        """Add a change set. The caller keeps no reference to it."""
         with self._changed:
             if self._changes:
                 self._changes.add(changes)
             else:
                 self._changes = changes
             self._changed.notify()
+
+    def add_unknown(self, tables: Iterable[TableId]) -> None:
+        """Any message of these tables may have changed."""
+        changes = self._new_change_set()
+        for table in tables:
+            changes.add_unknown(table)
+        if changes:
+            self.add(changes)
 
     def count(self, rows: int, lag_s: float) -> None:
         """Add to the count of rows read, and set the lag behind the server."""
@@ -138,70 +143,21 @@ class Outbox:
 
     def write_to(self, pipe: BinaryIO, writing: threading.Lock) -> None:
         """Write batches whenever there is something to report. Does not return. `writing`: held
-        while a message is written, because the outboxes of several consumers share the pipe."""
+        while a message is written, because the reader's end is written by another thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._changes or self._rows or self._lag_s != self._lag_reported_s)
-                changes, self._changes = self._changes, self.new_change_set()
+                changes, self._changes = self._changes, self._new_change_set()
                 rows, self._rows = self._rows, 0
                 self._lag_reported_s = self._lag_s
-            written = message(_batch(changes, rows, self._lag_reported_s, self._consumer))
+            written = message(_batch(changes, rows, self._lag_reported_s))
             with writing:
                 pipe.write(written)
                 pipe.flush()
             time.sleep(self._limits.unknown_pause_s if changes.has_unknown else self._limits.pause_s)
 
 
-class Outboxes:
-    """The outboxes of all consumers."""
-
-    def __init__(self, outboxes: Mapping[int, Outbox]) -> None:
-        self.all = outboxes
-        self._first = next(iter(outboxes.values()))
-        self.tables: FollowedTables = {}
-        """The tables that are followed, and by whom. A consumer gets no changes of others."""
-
-    def add(self, changes: ChangeSet, for_others: ChangeSet, owner: int | None) -> None:
-        """Add the changes of a transaction: `changes` for all, `for_others` for all but its
-        owner. The caller keeps no reference to either."""
-        if len(self.all) == 1:
-            self._first.add(changes)
-            return
-        for consumer, outbox in self.all.items():
-            is_wanted = partial(self._is_for, consumer)
-            mine = changes.copy(is_wanted)
-            if for_others and consumer != owner:
-                mine.add(for_others.copy(is_wanted))
-            if mine:
-                outbox.add(mine)
-
-    def count(self, rows: int, lag_s: float) -> None:
-        """Add to the count of rows read, and set the lag behind the server."""
-        self._first.count(rows, lag_s)
-
-    def is_unknown(self, table: TableId) -> bool:
-        """Whether more rows of the table would add nothing for any consumer."""
-        return all(outbox.is_unknown(table) for outbox in self._of(table))
-
-    def add_unknown(self, tables: frozenset[TableId]) -> None:
-        """Any message of these tables may have changed."""
-        for consumer, outbox in self.all.items():
-            changes = outbox.new_change_set()
-            for table in tables:
-                if self._is_for(consumer, table):
-                    changes.add_unknown(table)
-            if changes:
-                outbox.add(changes)
-
-    def _is_for(self, consumer: int, table: TableId) -> bool:
-        scope = self.tables.get(table)
-        return scope is None or scope.is_for(consumer)
-
-    def _of(self, table: TableId) -> Iterator[Outbox]:
-        return (outbox for consumer, outbox in self.all.items() if self._is_for(consumer, table))
-
-
-def _batch(changes: ChangeSet, rows: int, lag_s: float, consumer: int) -> ChangeBatch:
+def _batch(changes: ChangeSet, rows: int, lag_s: float) -> ChangeBatch:
     return ChangeBatch(
         tuple(
             (
@@ -217,7 +173,6 @@ def _batch(changes: ChangeSet, rows: int, lag_s: float, consumer: int) -> Change
         changes.schema_changed,
         rows,
         lag_s,
-        consumer,
     )
 
 
@@ -258,18 +213,15 @@ class _Known:
 class LogReader:
     """Follows the binary log from its present end."""
 
-    def __init__(self, request: FollowRequest, outboxes: Outboxes, on_started: Callable[[ReaderStarted], None]) -> None:
+    def __init__(self, request: FollowRequest, outbox: Outbox, on_started: Callable[[ReaderStarted], None]) -> None:
         """`on_started` is called once, when the server sends events."""
         self.followed = Followed()
         self.followed.replace(request.tables)
-        outboxes.tables = request.tables
         self._address, self._limits = request.address, request.limits
         self._connection_limits = ConnectionLimits()
-        self._outboxes, self._on_started = outboxes, on_started
-        self._transactions = Transactions(request.limits.rows_max, self._report)
-        self._alone = len(request.consumers) == 1
+        self._outbox, self._on_started = outbox, on_started
+        self._transactions = Transactions(request.limits.rows_max, outbox.add)
         self._own = OwnTransactions(request.mark.encode())
-        self._server_id = b""
         self._lock, self._locked = request.lock, False
         self._event_filter = EventFilter(self._follows, lambda: bool(self._transactions), self._own)
         self._layouts: dict[int, _Known | None] = {}
@@ -323,8 +275,7 @@ class LogReader:
                 (end,) = connection.run([statement("binlog_end_formerly")])
             if values.get("wsrep_on", "OFF") == "ON":
                 self._lock = ""  # Other nodes' transactions are in this log, perhaps under the same server_id.
-            self._server_id = int(values.get("server_id", 0)).to_bytes(4, "little")
-            self._own.server_id = self._server_id
+            self._own.server_id = int(values.get("server_id", 0)).to_bytes(4, "little")
             if not end.rows:
                 raise UnreadableLogError("the server does not report the end of its binary log")
             file, position = _texts(end.rows[0])[:2]
@@ -353,22 +304,11 @@ class LogReader:
     def follow(self, tables: FollowedTables) -> None:
         """Follow these tables from now on. Any message of those that are new may have changed: their
         changes until now were skipped."""
-        new = self.followed.replace(tables)
-        self._outboxes.tables = tables
-        self._outboxes.add_unknown(new)
+        self._outbox.add_unknown(self.followed.replace(tables))
 
-    def own_connections(self, numbers: frozenset[int], consumer: int = 0, mark: str = "") -> None:
-        """These connections, and statements with this mark, are a consumer's own from now on."""
-        connections = frozenset(number.to_bytes(8, "little")[:4] for number in numbers)
-        if self._alone:
-            self._own.connections = connections
-        else:
-            owners = self._event_filter.owners
-            own = OwnTransactions(mark.encode(), self._server_id, connections)
-            self._event_filter.owners = {**owners, consumer: own}  # Another thread reads the dictionary.
-
-    def _report(self, changes: ChangeSet, for_others: ChangeSet) -> None:
-        self._outboxes.add(changes, for_others, self._event_filter.owner)
+    def own_connections(self, numbers: frozenset[int]) -> None:
+        """These connections are the engine's own from now on."""
+        self._own.connections = frozenset(number.to_bytes(8, "little")[:4] for number in numbers)
 
     def _filter_events(self) -> None:
         """Skip events of other tables before the library decodes them."""
@@ -391,24 +331,18 @@ class LogReader:
                 transactions.rolled_back()
             case Idle():
                 self._lag_s = 0.0
-                self._outboxes.count(0, 0.0)
+                self._outbox.count(0, 0.0)
             case Unreadable():
-                pending = self._pending
+                pending = transactions.pending
                 pending.everything = pending.schema_changed = True
                 transactions.committed()
             case Other():
                 pass
 
-    @property
-    def _pending(self) -> ChangeSet:
-        """The change set for the rows that are being read."""
-        hidden = self._event_filter.hidden_from_owner
-        return self._transactions.pending_for_others if hidden else self._transactions.pending
-
     def _committed(self, event: Committed) -> None:
         behind_s = time.monotonic() - self._ahead_s - event.timestamp
         self._lag_s = max(0.0, behind_s - 1)  # The binary log has times in whole seconds.
-        self._outboxes.count(self._rows, round(self._lag_s, 1))
+        self._outbox.count(self._rows, round(self._lag_s, 1))
         self._rows = 0
         self._transactions.committed()
 
@@ -417,8 +351,8 @@ class LogReader:
         if known is None:
             return
         table, layout = known.table, known.layout
-        pending = self._pending
-        if pending.is_unknown(table) or self._outboxes.is_unknown(table):
+        pending = self._transactions.pending
+        if pending.is_unknown(table) or self._outbox.is_unknown(table):
             pending.add_unknown(table)
             return
         if layout is None or self._lag_s > self._limits.lag_max_s or event.partial:
@@ -433,10 +367,8 @@ class LogReader:
             self._rows += len(changes)
             pending.add_rows(table, changes)
 
-    def _follows(self, db: bytes, name: bytes) -> frozenset[int] | None:
-        table = TableId(db.decode("utf-8", "replace"), name.decode("utf-8", "replace"))
-        scope = self.followed.tables.get(table)
-        return None if scope is None else scope.consumers
+    def _follows(self, db: bytes, name: bytes) -> bool:
+        return TableId(db.decode("utf-8", "replace"), name.decode("utf-8", "replace")) in self.followed.tables
 
     def _layout(self, event: Rows) -> _Known | None:
         """The queue of these rows, and its layout. None if they are of no queue that is followed."""
@@ -500,7 +432,7 @@ def _follow_requests(reader: LogReader, requests: BinaryIO) -> None:
     """Take the tables to follow, and the engine's connections, until the input ends."""
     while (request := read_message(requests)) is not None:
         if isinstance(request, OwnConnections):
-            reader.own_connections(request.numbers, request.consumer, request.mark)
+            reader.own_connections(request.numbers)
             continue
         reader.follow(request)
 
@@ -550,16 +482,15 @@ def main() -> None:
     request = read_message(requests)
     if request is None:
         return
-    outboxes = Outboxes({consumer: Outbox(request.limits, consumer) for consumer in request.consumers})
+    outbox = Outbox(request.limits)
     writing = threading.Lock()
 
     def on_started(started: ReaderStarted) -> None:
         pipe.write(message(started))
         pipe.flush()
-        for outbox in outboxes.all.values():
-            _thread(outbox.write_to, pipe, writing)
+        _thread(outbox.write_to, pipe, writing)
 
-    reader = LogReader(request, outboxes, on_started)
+    reader = LogReader(request, outbox, on_started)
     _thread(_follow_requests, reader, requests)
     ended = read_until_ended(reader.run)
     with writing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,19 +81,6 @@ def change_filter(queue: QueueTable, slots: frozenset[int], own_slot: int = 0) -
     return ChangeFilter(column, slots, own_slot) if column is not None or own_slot else None
 
 
-def filter_for_all(filters: Iterable[ChangeFilter | None]) -> ChangeFilter | None:
-    """One filter for several proxies that get the same changes of a table. With more than one, what the
-    clients of each acknowledge is for the others."""
-    found = list(filters)
-    if len(found) == 1:
-        return found[0]
-    known = [filter_ for filter_ in found if filter_ is not None]
-    columns = {filter_.column for filter_ in known}
-    if len(known) < len(found) or len(columns) != 1 or None in columns:
-        return None
-    return ChangeFilter(columns.pop(), frozenset[int]().union(*(filter_.slots for filter_ in known)))
-
-
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What is read of the changes of one table."""
@@ -101,23 +88,6 @@ class Scope:
     left_out: ChangeFilter | None = None
     group_columns: tuple[str, ...] = ()
     """The columns whose values are the message group of an entry. Empty: its group is not read."""
-    consumers: frozenset[int] = frozenset()
-    """The consumers of change sets that follow the table. Empty: all."""
-
-    def is_for(self, consumer: int) -> bool:
-        """Whether this consumer follows the table."""
-        return not self.consumers or consumer in self.consumers
-
-
-def scope_for_all(scopes: Mapping[int, Scope]) -> Scope:
-    """One scope for several proxies that get the same changes of a table, by their numbers as consumers. Where
-    they know different group columns, because one has not read the catalog yet, no group is read."""
-    columns = {scope.group_columns for scope in scopes.values()}
-    return Scope(
-        filter_for_all(scope.left_out for scope in scopes.values()),
-        columns.pop() if len(columns) == 1 else (),
-        frozenset(scopes),
-    )
 
 
 FollowedTables = Mapping[TableId, Scope]

@@ -16,9 +16,7 @@ import os
 import random
 import secrets
 import sys
-from abc import ABC, abstractmethod
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -79,72 +77,19 @@ class Following:
     lag_s: float = 0.0
 
 
-class EngineChanges:
-    """Hands change sets to an engine."""
-
-    def __init__(self, engine: Engine, own_writes: OwnWrites, limits: FollowerLimits | None = None) -> None:
-        """`own_writes`: those of the engine's store. They are not reported."""
-        self._engine, self._own_writes = engine, own_writes
-        self._limits = limits or FollowerLimits()
-
-    @property
-    def tables(self) -> FollowedTables:
-        """The tables to follow."""
-        engine = self._engine
-        return {
-            queue.id: Scope(
-                change_filter(queue, engine.slots, engine.slot),
-                tuple(column.name for column in queue.group_columns),
-            )
-            for queue in engine.followed_queues()
-        }
-
-    def started(self, lock: str, report: Callable[[frozenset[int]], None]) -> None:
-        """A reader follows the binary log from now on. `lock`: the one that it holds; empty if it
-        holds none. `report` gets the numbers of the engine's connections to its server."""
-        if lock:
-            loop = asyncio.get_running_loop()
-
-            def report_soon(numbers: frozenset[int]) -> None:  # It is called on any thread.
-                with suppress(RuntimeError):  # The loop is closed.
-                    loop.call_soon_threadsafe(report, numbers)
-
-            self._own_writes.report_by(lock, report_soon)
-        self._engine.changes_logged(None)
-
-    def handle(self, batch: ChangeBatch) -> None:
-        """Take a change set."""
-        engine = self._engine
-        if batch.schema_changed:
-            loop = asyncio.get_running_loop()
-            engine.schema_logged()
-            for delay_s in self._limits.schema_again_s:
-                loop.call_later(delay_s, engine.schema_logged)
-        if batch.everything:
-            engine.changes_logged(None)
-            return
-        for db, name, seen, over, before in batch.tables:
-            engine.changes_logged(TableId(db, name), [Entry(*fields) for fields in seen], over, before)
-
-    def ended(self) -> None:
-        """The reader has ended."""
-        self._own_writes.report_by("", lambda _: None)
-
-
-class ReaderSupervisor(ABC):
-    """Keeps a reader running, and passes its change sets on. A subclass has the consumers of the
-    change sets."""
-
-    consumers: tuple[int, ...] = (0,)
-    mark = ""
-    """As in FollowRequest."""
+class BinlogFollower:
+    """Keeps a reader running, and reports the changes in the server's binary log to an engine."""
 
     def __init__(
         self,
+        engine: Engine,
         address: BackendAddress | Route,
         limits: FollowerLimits | None = None,
         reader_limits: BinlogLimits | None = None,
+        own_writes: OwnWrites | None = None,
     ) -> None:
+        """`own_writes`: those of the engine's store. They are not reported."""
+        self._engine, self._own_writes = engine, own_writes or OwnWrites()
         self.following = Following()
         self._route = address if isinstance(address, Route) else Route(address)
         self._server_changed = asyncio.Event()
@@ -159,28 +104,20 @@ class ReaderSupervisor(ABC):
         """Whether the server answered when the last reader started or ended."""
 
     @property
-    @abstractmethod
     def tables(self) -> FollowedTables:
         """The tables to follow."""
-
-    @abstractmethod
-    def reader_started(self, lock: str) -> None:
-        """A reader follows the binary log from now on, and holds this lock (empty: none)."""
-
-    @abstractmethod
-    def handle_batch(self, batch: ChangeBatch) -> None:
-        """Pass a change set on."""
-
-    @abstractmethod
-    def reader_ended(self) -> None:
-        """The reader has ended."""
-
-    @abstractmethod
-    async def server_is_reachable(self) -> bool:
-        """Whether the server answers, so the reader ended for another reason."""
+        engine = self._engine
+        return {
+            queue.id: Scope(
+                change_filter(queue, engine.slots, engine.slot),
+                tuple(column.name for column in queue.group_columns),
+            )
+            for queue in engine.followed_queues()
+        }
 
     def start(self) -> None:
         """Start following in the background. Returns at once."""
+        self._engine.on_queues = self._send_tables_soon
         self._task = asyncio.get_running_loop().create_task(self._keep_following(), name="binlog")
 
     def server_changed(self) -> None:
@@ -221,7 +158,7 @@ class ReaderSupervisor(ABC):
                 await self._pause(self._limits.refused_s)
             else:
                 # If it is not, engine.store.reach logs that. If it was not, that may be why the reader ended.
-                was_reachable, self._was_reachable = self._was_reachable, await self.server_is_reachable()
+                was_reachable, self._was_reachable = self._was_reachable, await self._server_is_reachable()
                 if was_reachable and self._was_reachable:
                     self._log_once(
                         "binlog.interrupted", "the binlog cannot be followed now, polling until it can: %s", ended.text
@@ -267,11 +204,11 @@ class ReaderSupervisor(ABC):
         try:
             self._requested = self.tables
             lock = f"ackstream-{secrets.token_hex(16)}"
-            self._send(FollowRequest(address, self._reader_limits, self._requested, self.mark, lock, self.consumers))
+            self._send(FollowRequest(address, self._reader_limits, self._requested, self._own_writes.mark, lock))
             return await self._listen(process, lock)
         finally:
             self._process = None
-            self.reader_ended()
+            self._own_writes.report_by("", lambda _: None)
             self.following.now = False
             with suppress(ProcessLookupError):
                 process.kill()
@@ -291,7 +228,7 @@ class ReaderSupervisor(ABC):
                 case ChangeBatch():
                     self._count(received)
                     for part in received.parts(MESSAGES_IN_ONE_TURN):
-                        self.handle_batch(part)
+                        self._handle(part)
                         await asyncio.sleep(0)
                 case ReaderEnded():
                     return received
@@ -301,16 +238,53 @@ class ReaderSupervisor(ABC):
     def _started(self, at: str, lock: str) -> None:
         self.following.now = self._was_reachable = True
         self._log_once("binlog.followed", "following the binlog from %s", at, logging.INFO)
-        self.reader_started(lock)
+        if lock:
+            self._report_connections(lock)
+        self._engine.changes_logged(None)
+
+    def _report_connections(self, lock: str) -> None:
+        """Send the reader the numbers of the engine's connections to the server where this lock is held."""
+        loop, process = asyncio.get_running_loop(), self._process
+
+        def send(numbers: frozenset[int]) -> None:
+            if self._process is process is not None:
+                self._send(OwnConnections(numbers))
+
+        def send_soon(numbers: frozenset[int]) -> None:  # It is called on any thread.
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(send, numbers)
+
+        self._own_writes.report_by(lock, send_soon)
+
+    def _handle(self, batch: ChangeBatch) -> None:
+        """Hand a change set to the engine."""
+        engine = self._engine
+        if batch.schema_changed:
+            loop = asyncio.get_running_loop()
+            engine.schema_logged()
+            for delay_s in self._limits.schema_again_s:
+                loop.call_later(delay_s, engine.schema_logged)
+        if batch.everything:
+            engine.changes_logged(None)
+            return
+        for db, name, seen, over, before in batch.tables:
+            engine.changes_logged(TableId(db, name), [Entry(*fields) for fields in seen], over, before)
 
     def _count(self, batch: ChangeBatch) -> None:
         following = self.following
         following.batches += 1
         following.rows += batch.rows
-        if batch.consumer == self.consumers[0]:
-            following.lag_s = batch.lag_s
+        following.lag_s = batch.lag_s
 
-    def send_tables_soon(self) -> None:
+    async def _server_is_reachable(self) -> bool:
+        """Whether the server answers, so the reader ended for another reason."""
+        try:
+            await self._engine.ping()
+        except StoreError as error:
+            return not error.unreachable
+        return True
+
+    def _send_tables_soon(self) -> None:
         """Send the tables to follow once after a refresh of the catalog, because each message has
         all of them."""
         if self._sending is None:
@@ -323,68 +297,8 @@ class ReaderSupervisor(ABC):
             self._requested = tables
             self._send(tables)
 
-    def send_connections(self, connections: OwnConnections) -> None:
-        """Send the numbers of an engine's connections to the reader, if one runs."""
-        if self._process is not None:
-            self._send(connections)
-
     def _send(self, value: object) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         if not self._process.stdin.is_closing():  # A killed reader's input closes before its end is noticed.
             self._process.stdin.write(message(value))
-
-
-class BinlogFollower(ReaderSupervisor):
-    """Reports the changes in the server's binary log to an engine."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        address: BackendAddress | Route,
-        limits: FollowerLimits | None = None,
-        reader_limits: BinlogLimits | None = None,
-        own_writes: OwnWrites | None = None,
-    ) -> None:
-        """`own_writes`: those of the engine's store. They are not reported."""
-        super().__init__(address, limits, reader_limits)
-        own_writes = own_writes or OwnWrites()
-        self.mark = own_writes.mark
-        self._engine = engine
-        self._changes = EngineChanges(engine, own_writes, self._limits)
-
-    def start(self) -> None:
-        """Start following in the background. Returns at once."""
-        self._engine.on_queues = self.send_tables_soon
-        super().start()
-
-    @property
-    def tables(self) -> FollowedTables:
-        """The tables to follow."""
-        return self._changes.tables
-
-    def reader_started(self, lock: str) -> None:
-        """A reader follows the binary log from now on."""
-        process = self._process
-
-        def send(numbers: frozenset[int]) -> None:
-            if self._process is process:
-                self.send_connections(OwnConnections(numbers))
-
-        self._changes.started(lock, send)
-
-    def handle_batch(self, batch: ChangeBatch) -> None:
-        """Pass a change set on."""
-        self._changes.handle(batch)
-
-    def reader_ended(self) -> None:
-        """The reader has ended."""
-        self._changes.ended()
-
-    async def server_is_reachable(self) -> bool:
-        """Whether the server answers."""
-        try:
-            await self._engine.ping()
-        except StoreError as error:
-            return not error.unreachable
-        return True

@@ -175,7 +175,7 @@ class Admin:
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        families = await self._sources.collected(counted=request.query.get("counted") != "no")
+        families = self._sources.collected(counted=request.query.get("counted") != "no")
         self._history.view(families, asyncio.get_running_loop().time())
         return web.Response(body=await exposition(families), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -190,7 +190,7 @@ class Admin:
     async def _queue(self, request: web.Request) -> web.Response:
         self._access.check_name(request)
         name = _table(request)
-        overview, streams = await self._overview(), await self._sources.streams()
+        overview, streams = await self._overview(), self._sources.streams()
         inspected = await self._sources.inspect(Question(name))
         content = queue_page.queue_content(overview, inspected, streams, name, show_payload=self._show_payload)
         return _answer(request, f"ackstream: {name}", content, queue_page.search_form(name))
@@ -204,7 +204,7 @@ class Admin:
     async def _proxies(self, request: web.Request) -> web.Response:
         self._access.check_name(request)
         inspected = await self._sources.inspect(PROXIES)
-        content = queue_page.proxies_content(await self._overview(), inspected, await self._sources.streams())
+        content = queue_page.proxies_content(await self._overview(), inspected, self._sources.streams())
         return _answer(request, "ackstream: proxies", content)
 
     async def _asset(self, request: web.Request) -> web.Response:
@@ -213,7 +213,7 @@ class Admin:
         return web.Response(text=markup.asset(name), content_type=kind, headers=PAGE_HEADERS)
 
     async def _overview(self) -> Overview:
-        return self._history.view(await self._sources.collected(counted=True), asyncio.get_running_loop().time())
+        return self._history.view(self._sources.collected(counted=True), asyncio.get_running_loop().time())
 
 
 def _table(request: web.Request) -> TableId:

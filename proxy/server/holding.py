@@ -77,9 +77,6 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
 )
 """Each reason with its test and its text for people. A new kind of limit adds its reason here."""
 
-OF_EVERY_PROCESS = frozenset({"paused", "no_consumer"})
-"""Reasons that count only if they hold in every worker. Any other one counts if it holds in one."""
-
 
 def reasons(dispatcher: Dispatcher) -> tuple[str, ...]:
     """The reasons that hold now. Whether a message is due is not part of them."""

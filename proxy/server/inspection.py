@@ -47,8 +47,6 @@ class Question:
 
     table: TableId
     message: str | None = None
-    events_alone: bool = False
-    """Whether nothing is to be read in the database."""
     proxies: bool = False
 
 
@@ -69,7 +67,7 @@ class ShownProxy:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is this process, or one of its workers."""
+        """Whether it is this proxy."""
         return self.streams is not None
 
 
@@ -180,9 +178,7 @@ class Inspector:
         """The answer to a question."""
         events = self._events.of(question.table)
         if question.proxies:
-            return await self._proxies(own_alone=question.events_alone)
-        if question.events_alone:
-            return Inspected(None, "", events)
+            return await self._proxies()
         queue = next((queue for queue, _ in self._engine.runners() if queue.id == question.table), None)
         if queue is None:
             return Inspected(None, await self._why_none(question.table), events)
@@ -194,10 +190,8 @@ class Inspector:
             return Inspected(None, str(error), events)
         return Inspected(details, "", events)
 
-    async def _proxies(self, *, own_alone: bool) -> Inspected:
-        """The proxies of the server, read at most once in SHARED_S; or this one alone."""
-        if own_alone:
-            return Inspected(None, proxies=(self._own(0, None),))
+    async def _proxies(self) -> Inspected:
+        """The proxies of the server, read at most once in SHARED_S."""
         clock = asyncio.get_running_loop().time
         if self._roster is None or clock() >= self._roster[0]:
             task = asyncio.get_running_loop().create_task(self._read_roster(), name="page of the proxies")
@@ -205,24 +199,21 @@ class Inspector:
         return await asyncio.shield(self._roster[1])
 
     async def _read_roster(self) -> Inspected:
-        roster = self._engine.roster
-        slots = sorted({*roster.others, *(() if roster.slot is None else (roster.slot,))})
-        connections: Mapping[int, int | None] = {}
+        own = self._engine.roster.slot
+        connections: Mapping[int, int] = {}
         problem, now_ns = "", 0
         try:
-            if slots:
-                rows, now_ns = await self._engine.read(slot_holders(slots))
-                connections = connections_of(slots, *rows)
+            rows, now_ns = await self._engine.read(slot_holders())
+            connections = connections_of(*rows)
         except StoreError as error:
             problem = str(error)
-        published = await read_published(self._engine, [number for number in connections.values() if number])
-        shown = [] if roster.slot is not None else [self._own(now_ns, None)]
-        for slot in slots:
-            connection = connections.get(slot)
-            if slot == roster.slot:
+        published = await read_published(self._engine, list(connections.values()))
+        shown = [] if own in connections else [self._own(now_ns, None)]
+        for slot, connection in connections.items():
+            if slot == own:
                 shown.append(self._own(now_ns, connection))
             else:
-                found = published.get(connection or 0) or Introduction()
+                found = published.get(connection) or Introduction()
                 place = (found.name or None, found.version or None, found.since_ns)
                 shown.append(ShownProxy(slot, *place, connection))
         return Inspected(None, problem, proxies=tuple(shown), now_ns=now_ns)

@@ -28,7 +28,6 @@ from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import INTERRUPTED, SERVER_LOST, SHUTDOWN
 from proxy.session.traffic import Traffic
 from proxy.settings import Settings
-from proxy.statements.others import Others, no_others
 from proxy.statements.statements import Statements
 from proxy.transport.backlog import BACKLOG
 from proxy.transport.tls import Tls
@@ -61,13 +60,9 @@ class Proxy:
         settings: Settings,
         route: Route,
         tls: Tls,
-        others: Others = no_others,
         reach: Reach | None = None,
-        *,
-        streams: bool = True,
     ) -> None:
-        """`route`: to the server that new clients are connected to. `others`: asks the other
-        workers. `reach`: of the engine's connections. `streams`: whether STREAM is possible."""
+        """`route`: to the server that new clients are connected to. `reach`: of the engine's connections."""
         self.engine = engine
         self.settings = settings
         self.route = route
@@ -88,22 +83,17 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
         self.statement_memory = StatementMemory(settings.statement_bytes_max)
-        self._statements = Statements(engine, settings, lambda: self.sessions, others, streams=streams)
+        self._statements = Statements(engine, settings, lambda: self.sessions)
         self.carry_out = self._statements.carry_out
         self.begin_ack = self._statements.begin_ack
-        self.own = self._statements.own
 
     # Life.
 
     async def start(self) -> tuple[str, int]:
         """Listen. Returns the address. Raises OSError."""
-        endpoint = self.settings.listen
+        endpoint, shared = self.settings.listen, self.settings.reuse_port or self.settings.processes > 1
         listener = await asyncio.get_running_loop().create_server(
-            self._accept,
-            endpoint.host,
-            endpoint.port,
-            backlog=BACKLOG,
-            reuse_port=self.settings.reuse_port or None,
+            self._accept, endpoint.host, endpoint.port, backlog=BACKLOG, reuse_port=shared or None
         )
         self._listeners.append(listener)
         host, port = listener.sockets[0].getsockname()[:2]
@@ -116,11 +106,6 @@ class Proxy:
             self._accept_local, sock=self._unix_socket.bound, backlog=BACKLOG
         )
         self._listeners.append(listener)
-
-    async def adopt(self, connection: socket.socket) -> None:
-        """Serve a client that another process has accepted. Raises OSError if it is gone."""
-        accept = self._accept_local if connection.family == socket.AF_UNIX else self._accept
-        await asyncio.get_running_loop().connect_accepted_socket(accept, connection)
 
     def stop_listening(self) -> None:
         """Accept no more clients."""

@@ -47,12 +47,9 @@ async def exposition(families: Iterable[Metric]) -> bytes:
 class ProcessMetrics(Collector):
     """The metrics of one process with sessions and an engine."""
 
-    def __init__(self, proxy: Proxy, reach: Reach, *, counts_queues: bool = True) -> None:
-        """`counts_queues`: whether this process counts the messages in the database. Of several
-        workers, one does it for all."""
+    def __init__(self, proxy: Proxy, reach: Reach) -> None:
         self.registry = CollectorRegistry()
         self.depths = Depths(proxy.engine, EngineCounting(proxy.engine))
-        self._counts_queues = counts_queues
         self._proxy, self._reach = proxy, reach
         self._queues = QueueMetrics()
         self.registry.register(self)
@@ -63,16 +60,12 @@ class ProcessMetrics(Collector):
         """Begin to measure the running event loop."""
         self._lag.start(asyncio.get_running_loop())
 
-    def families(self, *, counted: bool = True) -> list[Metric]:
+    def families(self, *, counted: bool) -> list[Metric]:
         """The present values. With `counted`, the messages in the database are counted for a while
         from now on."""
-        if self._counts_queues and counted:
+        if counted:
             self.depths.request()
         return list(self.registry.collect())
-
-    async def collected(self, *, counted: bool) -> list[Metric]:
-        """The same for the admin port, which may wait for workers elsewhere."""
-        return self.families(counted=counted)
 
     async def stop(self) -> None:
         """Measure no more."""

@@ -1,5 +1,4 @@
-"""The parts of a proxy, each with its beginning and its end. One process has all of them. With
-several workers, they are divided between the parent and the workers."""
+"""The parts of a proxy, each with its beginning and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from engine.store.route import Route
 from proxy.backend import ENCODED
 from proxy.embedded.server import EmbeddedServer, EmbeddedServerError
 from proxy.server.backends import Backends, backends_of
-from proxy.settings import BadSetting, Endpoint, Settings
+from proxy.settings import BadSetting, Settings
 from proxy.transport.addresses import beyond_loopback, shown
 
 log = logging.getLogger(__name__)
@@ -63,12 +62,7 @@ async def backends(settings: Settings) -> AsyncIterator[Backends]:
         finally:
             await found.close()
         return
-    await _keep_private(settings.listen)
-    try:
-        server = EmbeddedServer(settings.data_dir)
-        await _started(server)
-    except EmbeddedServerError as error:
-        raise BadSetting(str(error)) from None
+    server = await private_server(settings)
     try:
         address = BackendAddress(server.host, server.port, "root", "", unix_socket=str(server.socket_path))
         yield Backends(Route(address), shown(*address.target), None)
@@ -76,15 +70,28 @@ async def backends(settings: Settings) -> AsyncIterator[Backends]:
         await asyncio.to_thread(server.stop)
 
 
-async def _keep_private(listen: Endpoint) -> None:
-    """Raise BadSetting if other machines could reach the private server through this endpoint."""
-    address = await listening("listen", listen, asyncio.to_thread(beyond_loopback, listen.host))
-    if address is not None:
-        raise BadSetting(
-            f"--listen {listen}: other machines can reach {address}, and root of the private server has no password."
-            " Listen on 127.0.0.1 (or ::1), with --listen-socket beside it if need be, or name a server whose accounts"
-            " have passwords with --backend"
-        )
+async def private_server(settings: Settings) -> EmbeddedServer:
+    """The private server, started. Raises BadSetting."""
+    await _keep_private(settings)
+    try:
+        server = EmbeddedServer(settings.data_dir)
+        await _started(server)
+    except EmbeddedServerError as error:
+        raise BadSetting(str(error)) from None
+    return server
+
+
+async def _keep_private(settings: Settings) -> None:
+    """Raise BadSetting if other machines could reach the private server through any address of the settings."""
+    for setting, endpoint in settings.endpoints.items():
+        name = setting.replace("_", "-")
+        address = await listening(name, endpoint, asyncio.to_thread(beyond_loopback, endpoint.host))
+        if address is not None:
+            raise BadSetting(
+                f"--{name} {endpoint}: other machines can reach {address}, and root of the private server has no"
+                " password. Listen on 127.0.0.1 (or ::1), with --listen-socket beside it if need be, or name a server"
+                " whose accounts have passwords with --backend"
+            )
 
 
 async def _started(server: EmbeddedServer) -> None:

@@ -1,4 +1,4 @@
-"""What the admin port shows, from one process or from all workers."""
+"""What the admin port shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.statements.show import RunningStream, running_stream
 class Metrics(Protocol):
     """The source of all metrics."""
 
-    def __call__(self, *, counted: bool) -> Awaitable[list[Metric]]:
+    def __call__(self, *, counted: bool) -> list[Metric]:
         """The present values. `counted`: whether they are to contain what is counted in the
         database."""
 
@@ -31,9 +31,9 @@ class Sources:
     unready: Callable[[], Awaitable[str | None]]
     """Why clients cannot be served."""
     inspect: Callable[[Question], Awaitable[Inspected]]
-    streams: Callable[[], Awaitable[Sequence[RunningStream]]]
+    streams: Callable[[], Sequence[RunningStream]]
 
 
-async def own_streams(proxy: Proxy) -> Sequence[RunningStream]:
-    """The streams of this process."""
+def own_streams(proxy: Proxy) -> Sequence[RunningStream]:
+    """The streams of this proxy."""
     return list(map(running_stream, proxy.streams()))

@@ -149,8 +149,7 @@ LIMIT $limit
 SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT $limit
 
 -- name: slot_holders
--- The connections that hold the slots of proxies; NULL for a slot that was released meanwhile. Also on the
--- engine's connection.
+-- The connections that hold the slots of proxies; NULL for a slot that is free. Also on the engine's connection.
 SELECT $locks LIMIT 1
 
 -- name: published

@@ -24,7 +24,6 @@ from engine.store.queries import FORMS, TableStatements
 from proxy.session.internal_queries import Refused, checked_query, from_hex, raw_rows, rows, server_time_ns
 from proxy.session.queries import sql
 from proxy.statements.depth import ClientCounting, priorities
-from proxy.statements.others import Others, Subject
 from proxy.statements.results import COUNT, NAME, SECONDS, WORDS, Column, Result
 from proxy.statements.show import CONNECTIONS_MAX, peer_of, visible_tables
 from proxy.statements.tables import marked_comment, refused_as_client, table_id
@@ -96,13 +95,12 @@ class _Row:
 class Deliveries:
     """Carries out SHOW DELIVERIES."""
 
-    def __init__(self, engine: Engine, sessions: Callable[[], Iterable[ClientSession]], others: Others) -> None:
+    def __init__(self, engine: Engine, sessions: Callable[[], Iterable[ClientSession]]) -> None:
         self._engine = engine
         self._sessions = sessions
-        self._others = others
 
-    def own(self, table: TableId | None = None, limit: int = HELD_MAX) -> list[HeldDelivery]:
-        """What is in flight at this process, of one queue or of all."""
+    def _own(self, table: TableId | None, limit: int = HELD_MAX) -> list[HeldDelivery]:
+        """What is in flight at this proxy, of one queue or of all."""
         sessions = {session.number: session for session in self._sessions()}
         slot, now_ns = self._engine.roster.slot, time.monotonic_ns()
         held: list[HeldDelivery] = []
@@ -127,7 +125,7 @@ class Deliveries:
         visible = await rows(session, sql("visible_connections", limit=CONNECTIONS_MAX))
         users = {int(number or 0): from_hex(user) for number, user in visible}
         now_ns = await server_time_ns(session)
-        held = await self._held(None if table is None else table_id(table))
+        held = self._held(None if table is None else table_id(table))
         shown: list[list[object]] = []
         for queue in await self._queues(session, table):
             reading = _Reading(session, queue, now_ns, limit - len(shown))
@@ -142,9 +140,9 @@ class Deliveries:
                 break
         return Result(DELIVERY_COLUMNS, shown)
 
-    async def _held(self, table: TableId | None) -> Mapping[TableId, Mapping[Key, HeldDelivery]]:
+    def _held(self, table: TableId | None) -> Mapping[TableId, Mapping[Key, HeldDelivery]]:
         found: dict[TableId, dict[Key, HeldDelivery]] = {}
-        for delivery in [*self.own(table), *await self._others(Subject.DELIVERIES)]:
+        for delivery in self._own(table):
             found.setdefault(delivery.table, {})[delivery.key] = delivery
         return found
 

@@ -11,19 +11,18 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.model import NS_PER_S, SLOT_LOCK
 from engine.quoting import text_literal
 from engine.service import Engine
+from engine.store.mysql import StoreLimits
 from engine.store.port import StoreError
 from engine.store.roster import Introduction
 from proxy import __version__
-from proxy.session.internal_queries import rows, server_time_ns
+from proxy.session.internal_queries import Refused, rows, server_time_ns
 from proxy.session.queries import sql
 from proxy.settings import Settings
-from proxy.statements.others import Others, Subject
 from proxy.statements.results import COUNT, SECONDS, WORDS, Column, Result
 
 if TYPE_CHECKING:
@@ -39,91 +38,70 @@ PROXY_COLUMNS = (
     Column("Connection", COUNT),
 )
 
+SLOTS_TAKEN = range(1, StoreLimits().proxies_max + 1)
+"""The slots that proxies take."""
+
 
 def introduction(settings: Settings) -> Introduction:
     """What the proxy publishes of itself, apart from its start."""
     return Introduction(f"{socket.gethostname()}:{settings.listen.port}", __version__)
 
 
-@dataclass(frozen=True, slots=True)
-class RunningProxy:
-    """The state of this process, or of another worker."""
-
-    slot: int | None
-    age_s: float
-    streams: int
-    in_flight: int
-
-
 class Proxies:
     """Carries out SHOW PROXIES."""
 
-    def __init__(self, engine: Engine, settings: Settings, others: Others) -> None:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._introduction = introduction(settings)
-        self._others = others
         self._since_s = time.monotonic()
 
-    def own(self) -> RunningProxy:
-        """The state of this process."""
-        dispatchers = [dispatcher for _, dispatcher in self._engine.runners()]
-        return RunningProxy(
-            self._engine.roster.slot,
-            time.monotonic() - self._since_s,
-            sum(len(dispatcher.subscribers) for dispatcher in dispatchers),
-            sum(len(dispatcher.parts.leases) for dispatcher in dispatchers),
-        )
-
     async def show(self, session: ClientSession) -> Result:
-        """This proxy and all others that the roster shows."""
-        own: Sequence[RunningProxy] = [self.own(), *await self._others(Subject.PROXIES)]
-        known = {proxy.slot: proxy for proxy in own if proxy.slot is not None}
-        slots = sorted(known.keys() | self._engine.roster.others)
-        connections = await self._connections(session, slots)
-        published = await read_published(self._engine, [number for number in connections.values() if number])
+        """This proxy, and all others that have a slot."""
+        own = self._engine.roster.slot
+        connections = await self._connections(session)
+        published = await read_published(self._engine, list(connections.values()))
         now_ns = await server_time_ns(session)
-        result = [proxy for proxy in own if proxy.slot is None]
-        shown = [self._row(proxy, None, None, now_ns) for proxy in result]
-        for slot in slots:
-            number = connections[slot]
-            shown.append([slot, *self._row(known.get(slot), published.get(number or 0), number, now_ns)[1:]])
+        shown = [] if own in connections else [self._own_row(None)]
+        for slot, number in connections.items():
+            shown.append(self._own_row(number) if slot == own else _row(slot, published.get(number), number, now_ns))
         return Result(PROXY_COLUMNS, shown)
 
-    def _row(
-        self, proxy: RunningProxy | None, published: Introduction | None, connection: int | None, now_ns: int
-    ) -> list[object]:
-        if proxy is not None:
-            published = self._introduction
-            age_s: float | None = proxy.age_s
-        else:
-            since_ns = published.since_ns if published else None
-            age_s = None if since_ns is None else (now_ns - since_ns) / NS_PER_S
+    def _own_row(self, connection: int | None) -> list[object]:
+        dispatchers = [dispatcher for _, dispatcher in self._engine.runners()]
         return [
-            proxy and proxy.slot,
-            published and published.name,
-            published and published.version,
-            None if age_s is None else round(age_s, 3),
-            proxy and proxy.streams,
-            proxy and proxy.in_flight,
+            self._engine.roster.slot,
+            self._introduction.name,
+            self._introduction.version,
+            round(time.monotonic() - self._since_s, 3),
+            sum(len(dispatcher.subscribers) for dispatcher in dispatchers),
+            sum(len(dispatcher.parts.leases) for dispatcher in dispatchers),
             connection,
         ]
 
-    async def _connections(self, session: ClientSession, slots: Sequence[int]) -> dict[int, int | None]:
-        """The server's ids of the connections that hold these slots: every account may read them."""
-        if not slots:
+    async def _connections(self, session: ClientSession) -> dict[int, int]:
+        """The slots that are held, and the server's ids of their connections: every account may read them."""
+        try:
+            return connections_of(*await rows(session, slot_holders()))
+        except Refused:  # A server without user-level locks has no roster.
             return {}
-        return connections_of(slots, *await rows(session, slot_holders(slots)))
 
 
-def slot_holders(slots: Sequence[int]) -> str:
+def _row(slot: int, published: Introduction | None, connection: int, now_ns: int) -> list[object]:
+    """Another proxy."""
+    since_ns = published.since_ns if published else None
+    age_s = None if since_ns is None else round((now_ns - since_ns) / NS_PER_S, 3)
+    return [slot, published and published.name, published and published.version, age_s, None, None, connection]
+
+
+def slot_holders() -> str:
     """The statement whose one row `connections_of` reads."""
-    locks = ", ".join(f"IS_USED_LOCK({text_literal(f'{SLOT_LOCK}{slot}')})" for slot in slots)
+    locks = ", ".join(f"IS_USED_LOCK({text_literal(f'{SLOT_LOCK}{slot}')})" for slot in SLOTS_TAKEN)
     return sql("slot_holders", locks=locks)
 
 
-def connections_of(slots: Sequence[int], row: Sequence[str | None]) -> dict[int, int | None]:
-    """The connection of each slot; None for a slot that was released meanwhile."""
-    return {slot: None if number is None else int(number) for slot, number in zip(slots, row, strict=True)}
+def connections_of(row: Sequence[str | None]) -> dict[int, int]:
+    """The slots that are held, each with its connection."""
+    return {slot: int(number) for slot, number in zip(SLOTS_TAKEN, row, strict=True) if number is not None}
 
 
 async def read_published(engine: Engine, connections: Sequence[int]) -> dict[int, Introduction]:

@@ -23,7 +23,6 @@ from proxy.statements.definition import CREATE_QUEUE_COLUMNS, Definition
 from proxy.statements.deliveries import DELIVERY_COLUMNS, Deliveries
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.message_groups import GROUP_COLUMNS, MessageGroups
-from proxy.statements.others import Subject
 from proxy.statements.proxies import PROXY_COLUMNS, Proxies
 from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
 from proxy.statements.results import Column, Result, answer_execute, answer_query
@@ -70,16 +69,6 @@ class Showing:
     deliveries: Deliveries
     proxies: Proxies
     groups: MessageGroups
-
-    def own(self, subject: Subject) -> Sequence[Any]:
-        """What this process has of it, for another worker."""
-        match subject:
-            case Subject.STREAMS:
-                return self.queues.own()
-            case Subject.DELIVERIES:
-                return self.deliveries.own()
-            case Subject.PROXIES:
-                return [self.proxies.own()]
 
 
 class QueueStatements:

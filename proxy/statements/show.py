@@ -8,7 +8,7 @@ the estimated ones.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from engine.store.port import StoreError
 from proxy.session.internal_queries import Refused, from_hex, rows
 from proxy.session.queries import sql
 from proxy.statements.depth import ClientCounting, Depth, count_unacknowledged, measure
-from proxy.statements.others import Others, Subject
 from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
 from proxy.statements.semaphores import missing_semaphores
 from proxy.wire.packets import ServerError, parse_err
@@ -108,7 +107,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class RunningStream:
-    """A running stream, as another worker shows it."""
+    """A running stream."""
 
     connection_id: int
     table: TableId | None
@@ -119,23 +118,17 @@ class RunningStream:
 class Show:
     """Carries out SHOW QUEUES and SHOW STREAMS."""
 
-    def __init__(self, engine: Engine, sessions: Callable[[], Iterable[ClientSession]], others: Others) -> None:
+    def __init__(self, engine: Engine, sessions: Callable[[], Iterable[ClientSession]]) -> None:
         self._engine = engine
         self._sessions = sessions
-        self._others = others
         self._samples: dict[TableId, deque[_Sample]] = {}
-
-    def own(self) -> list[RunningStream]:
-        """The running streams of this process."""
-        return [running_stream(session) for session in self._sessions() if session.stream is not None]
 
     async def queues(self, session: ClientSession, statement: ShowQueues) -> Result:
         """The message tables that the client may see, and their state."""
         tables = await visible_tables(session, statement.db, statement.like)
         if len(tables) > QUEUES_MAX:
             raise ServerError(1105, "HY000", f"There are more than {QUEUES_MAX} queues: narrow it down by FROM or LIKE")
-        subscribers = Counter(stream.table for stream in await self._others(Subject.STREAMS))
-        subscribers.update({queue.id: len(dispatcher.subscribers) for queue, dispatcher in self._engine.runners()})
+        subscribers = {queue.id: len(dispatcher.subscribers) for queue, dispatcher in self._engine.runners()}
         unread: dict[str, list[str]] = {}
         full = [await self._row(session, table, subscribers, unread) for table in tables]
         return Result(QUEUE_COLUMNS, full) if statement.full else _summary(full)
@@ -144,7 +137,7 @@ class Show:
         """The running streams that the client may see."""
         visible = await rows(session, sql("visible_connections", limit=CONNECTIONS_MAX))
         users = {int(number or 0): from_hex(user) for number, user in visible}
-        running = [*self.own(), *await self._others(Subject.STREAMS)]
+        running = [running_stream(session) for session in self._sessions() if session.stream is not None]
         seen = sorted(
             (stream for stream in running if stream.connection_id in users), key=lambda stream: stream.connection_id
         )
@@ -156,7 +149,7 @@ class Show:
         self,
         session: ClientSession,
         table: TableId,
-        subscribers: Mapping[TableId | None, int],
+        subscribers: Mapping[TableId, int],
         unread: dict[str, list[str]],
     ) -> list[object]:
         """`unread`: the results of `_unread_parts` for the databases of this statement."""

@@ -25,7 +25,6 @@ from proxy.statements.deliveries import Deliveries
 from proxy.statements.killing import kill
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.message_groups import MessageGroups
-from proxy.statements.others import Others, no_others
 from proxy.statements.proxies import Proxies
 from proxy.statements.queue_statements import QueueStatements, Showing
 from proxy.statements.show import Show
@@ -58,23 +57,18 @@ class Statements:
         engine: Engine,
         settings: Settings,
         sessions: Callable[[], Iterable[ClientSession]],
-        others: Others = no_others,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        streams: bool = True,
     ) -> None:
-        """`streams`: whether STREAM is possible."""
         self._reader = LongStatementReader()
-        self._streaming = Streaming(engine, settings, self._reader, clock, possible=streams)
+        self._streaming = Streaming(engine, settings, self._reader, clock)
         self._acknowledgement = Acknowledgement(engine, gather=settings.gather_acks)
         showing = Showing(
-            Show(engine, sessions, others),
-            Deliveries(engine, sessions, others),
-            Proxies(engine, settings, others),
+            Show(engine, sessions),
+            Deliveries(engine, sessions),
+            Proxies(engine, settings),
             MessageGroups(engine),
         )
         self.begin_ack = self._acknowledgement.begin
-        self.own = showing.own
         self._queue_statements = QueueStatements(engine, showing, self._reader)
 
     def refuse_streams(self) -> None:

@@ -47,8 +47,8 @@ COM_PING = bytes([Commands.COM_PING])
 ELSEWHERE = ServerError(
     1105,
     "HY000",
-    "STREAM is not possible at this address, which is for clients that receive no messages (listen_statements): "
-    "connect to the other address of the proxy (listen)",
+    "STREAM is not possible at this proxy, which only relays statements (streams = off): connect to one that has"
+    " streams; SHOW PROXIES shows the proxies of this server",
 )
 
 
@@ -61,11 +61,7 @@ class Streaming:
         settings: Settings,
         reader: LongStatementReader,
         clock: Callable[[], float],
-        *,
-        possible: bool,
     ) -> None:
-        """`possible`: False at an address for clients that receive no messages."""
-        self._possible = possible
         self._engine = engine
         self._settings = settings
         self._proof = Proof(engine, reader, settings.rights_max_age_s, clock)
@@ -81,12 +77,12 @@ class Streaming:
 
     async def query(self, session: ClientSession, text: bytes) -> None:
         """A statement as text."""
-        self._check_address()
+        self._check_possible()
         await self._deliver(session, await self._proof.query(session, text))
 
     async def prepare(self, session: ClientSession, text: bytes) -> None:
         """PREPARE: the server prepares the SELECT of no row."""
-        self._check_address()
+        self._check_possible()
         was_in_transaction = session.in_transaction
         prepared, select = await self._proof.prepare(session, text)
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
@@ -154,9 +150,9 @@ class Streaming:
         if not session.in_step:
             session.client.close()
 
-    def _check_address(self) -> None:
+    def _check_possible(self) -> None:
         """Raise ServerError if this address has no streams."""
-        if not self._possible:
+        if not self._settings.streams:
             raise ELSEWHERE.again()
 
     def _check_locking(self, session: ClientSession, proven: ProvenStream) -> None:

@@ -36,11 +36,6 @@ def pair(server_name):
         yield pair
 
 
-@pytest.fixture(params=[1, 2], ids=["one_process", "two_workers"])
-def workers(request):
-    return request.param
-
-
 @pytest.fixture
 def behind(pair, tmp_path):
     """A proxy in front of both."""
@@ -49,9 +44,10 @@ def behind(pair, tmp_path):
         yield proxy
 
 
-def test_the_primary_dies_and_its_replica_takes_over(pair, tmp_path, consume, workers) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_primary_dies_and_its_replica_takes_over(pair, tmp_path, consume, processes) -> None:
     primary, replica = pair
-    options = ["--backend", url(replica), "--workers", str(workers)]
+    options = ["--backend", url(replica), "--processes", str(processes)]
     with running_proxy(primary, tmp_path / "log", options) as proxy:
         client, idle = proxy.connect(database="shop"), proxy.connect(database="shop")
         enqueue(client, "m", "abc")

@@ -144,12 +144,11 @@ def test_a_short_token_is_refused(tmp_path: Path) -> None:
         load({"admin_token_file": str(tmp_path / "token")}, None)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_with_a_token_all_but_the_probes_requires_it(server: EmbeddedServer, tmp_path: Path, workers: str) -> None:
+def test_with_a_token_all_but_the_probes_requires_it(server: EmbeddedServer, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(
         "".join(f"{name} = {value}\n" for name, value in protection(tmp_path).items())
     )
-    options = ["--admin", "0.0.0.0:0", "--config", str(tmp_path / "settings.toml"), "--workers", workers]
+    options = ["--admin", "0.0.0.0:0", "--config", str(tmp_path / "settings.toml")]
     with running_proxy(server, tmp_path / "log", options) as proxy:
         for path in ("/livez", "/readyz", "/health"):
             assert answer(proxy, path, scheme="https")[0] == 200
@@ -175,17 +174,6 @@ def protection(folder: Path) -> dict[str, str]:
     (folder / "token").write_text(f"{TOKEN}\n")
     (folder / "token").chmod(0o600)
     return {"admin_tls": "true", "admin_token_file": f"'{folder / 'token'}'"}
-
-
-def test_several_workers_have_one_page_and_count_once(server: EmbeddedServer, database: str, tmp_path: Path) -> None:
-    with running_proxy(server, tmp_path / "log", ["--workers", "2"]) as proxy:
-        with proxy.connect(database=database) as client:
-            create_queue(client, "m")
-            enqueue(client, "m", "abc")
-        eventually(lambda: of_queue(proxy, database, "m").get("ready") == 3, timeout_s=40)
-        assert of_queue(proxy, database, "m")["held_backno_consumer"] == 1
-        assert answer(proxy, "/readyz")[0] == 200
-        assert f"{database}.m".encode() in answer(proxy, "/")[1]
 
 
 @pytest.fixture
@@ -291,14 +279,11 @@ def proxies_shown(proxy: RunningProxy) -> dict[str, list[str]]:
     return {slot: cells for slot, *cells in PROXY_ROW.findall(page(proxy, "/proxies"))}
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_page_of_proxies_shows_what_show_proxies_does(
-    private_server: EmbeddedServer, tmp_path: Path, workers: str
-) -> None:
+def test_the_page_of_proxies_shows_what_show_proxies_does(private_server: EmbeddedServer, tmp_path: Path) -> None:
     """All proxies of the server: what each publishes, and of this one what it has."""
     (tmp_path / "other").mkdir()
     with (
-        running_proxy(private_server, tmp_path / "log", ["--workers", workers]) as proxy,
+        running_proxy(private_server, tmp_path / "log") as proxy,
         running_proxy(private_server, tmp_path / "other" / "log") as other,
         proxy.connect() as client,
     ):
@@ -306,13 +291,12 @@ def test_the_page_of_proxies_shows_what_show_proxies_does(
         run(client, "CREATE QUEUE shop.m (payload TEXT)")
         run(client, "INSERT INTO shop.m (payload) VALUES ('a'), ('b')")
         assert len(rows(client, "STREAM id FROM shop.m LIMIT 2 WAIT 20")) == 2
-        own = int(workers)
 
         def as_shown() -> bool:
             of_server = {f"ackstream/{row[0]}": row for row in rows(client, "SHOW PROXIES")}
             seen = proxies_shown(proxy)
             return (
-                len(seen) == own + 1
+                len(seen) == 2
                 and seen.keys() == of_server.keys()
                 and all(
                     cells[1] == (of_server[slot][2] or "–") and cells[5] == str(of_server[slot][6])
@@ -322,20 +306,8 @@ def test_the_page_of_proxies_shows_what_show_proxies_does(
 
         eventually(as_shown, timeout_s=30)
         eventually(lambda: sum(int(cells[4]) for cells in proxies_shown(proxy).values() if cells[4] != "–") == 2)
-        assert sum("this proxy" in cells[0] for cells in proxies_shown(proxy).values()) == own
-        eventually(lambda: sum("this proxy" in cells[0] for cells in proxies_shown(other).values()) == 1)
-
-
-def test_several_workers_answer_for_a_queue_of_any_of_them(
-    server: EmbeddedServer, database: str, filled: Any, tmp_path: Path
-) -> None:
-    with running_proxy(server, tmp_path / "log", ["--workers", "2"]) as proxy:
-        eventually(lambda: "it &lt;failed&gt;" in page(proxy, "/queue", db=database, name="m"), timeout_s=20)
-        assert "this proxy" in page(proxy, "/proxies")
-        streams = [Consumer(proxy.connect(database=database), "STREAM * FROM m") for _ in range(3)]
-        eventually(lambda: page(proxy, "/proxies").count("KILL QUERY") == 3)
-        for stream in streams:
-            stream.vanish()
+        for shown in (proxy, other):
+            assert sum("this proxy" in cells[0] for cells in proxies_shown(shown).values()) == 1
 
 
 def test_any_number_of_pages_reads_a_queue_once(proxy: RunningProxy, database: str, filled: Any) -> None:

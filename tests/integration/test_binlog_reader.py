@@ -19,7 +19,7 @@ from engine.binlog.pipe import (
     message,
     read_message,
 )
-from engine.binlog.reader import LogReader, Outbox, Outboxes
+from engine.binlog.reader import LogReader, Outbox
 from engine.binlog.scope import FollowedTables, Scope
 from engine.model import Entry, Key, TableId
 from engine.queue_table import QueueTable
@@ -373,7 +373,7 @@ class _CountingReader(LogReader):
 def test_transactions_on_other_tables_are_not_taken_apart(server, database, table) -> None:
     order = FollowRequest(BackendAddress(server.host, server.port, "root"), BinlogLimits(), {table: Scope()})
     told = _Told(last=2)
-    reader = _CountingReader(order, Outboxes({0: told}), lambda _: None)
+    reader = _CountingReader(order, told, lambda _: None)
     with connect(server, database=database) as root:
         run(root, "CREATE TABLE other LIKE m")
         begin = reader._begin()

@@ -354,15 +354,11 @@ def test_two_proxies_never_hand_out_a_message_twice(proxy, server, database, que
     assert rows(queue, "SELECT COUNT(*) FROM m WHERE time_acked IS NULL") == [(0,)]
 
 
-@pytest.fixture(params=["two proxies", "two workers"])
-def engines(request, proxy, server, tmp_path):
-    """Two proxies, or twice one with two workers: it passes each client on to the worker with the fewest."""
-    if request.param == "two proxies":
-        with running_proxy(server, tmp_path / "log") as other:
-            yield proxy, other
-    else:
-        with running_proxy(server, tmp_path / "log", ["--workers", "2"]) as both:
-            yield both, both
+@pytest.fixture
+def engines(proxy, server, tmp_path):
+    """Two proxies."""
+    with running_proxy(server, tmp_path / "log") as other:
+        yield proxy, other
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "READ COMMITTED"])

@@ -6,14 +6,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import pytest
 
 from engine.binlog.changes import Change, ChangeSet
 from engine.binlog.pipe import BinlogLimits, FollowRequest
-from engine.binlog.reader import LogReader, Outbox, Outboxes
+from engine.binlog.reader import LogReader, Outbox
 from engine.binlog.replication_adapter import Event, Rows
 from engine.binlog.scope import ChangeFilter, Scope
 from engine.model import Entry, Key, Return, TableId, Wanted
@@ -48,18 +47,11 @@ class Told(Outbox):
             raise LogReadError
 
 
-class Kept(Told):
-    """Keeps all changes."""
-
-    def add(self, changes: ChangeSet) -> None:
-        self.changes.add(changes)
-
-
 class CountingReader(LogReader):
     """Keeps the events of rows that were decoded."""
 
     def __init__(self, request: FollowRequest, told: Told) -> None:
-        super().__init__(request, Outboxes({0: told}), lambda _: None)
+        super().__init__(request, told, lambda _: None)
         self.decoded: list[Rows] = []
         begin = self._begin()
         self._begin = lambda: begin  # type: ignore[method-assign]  # What is written until it runs.
@@ -208,31 +200,6 @@ def test_what_a_trigger_writes_to_another_queue_is_reported(log: Log) -> None:
     changes = log.told.changes.tables[log.id("dead")]
     assert changes is not None
     assert changes[1].entry == Entry(1, 0, 7, 0)
-
-
-def test_workers_with_one_reader_get_each_others_claims_and_not_their_own(log: Log) -> None:
-    enqueue(log.root, "m", "abc")
-    queue, others_own = log.queue(), OwnWrites()
-    others_store, told = log.new_store(others_own), {1: Kept(), 2: Told()}
-    address = BackendAddress(log.server.host, log.server.port, "root")
-    request = FollowRequest(address, BinlogLimits(), {log.id("m"): Scope()}, consumers=(1, 2))
-    reader = LogReader(request, Outboxes(told), lambda _: None)
-    begin = reader._begin()
-    reader._begin = lambda: begin  # type: ignore[method-assign]  # What is written until it runs.
-    for consumer, own, store in ((1, log.own, log.store), (2, others_own, others_store)):
-        reader.own_connections(frozenset(), consumer, own.mark)
-        own.report_by(log.lock, partial(reader.own_connections, consumer=consumer, mark=own.mark))
-        store.ping()
-    claim(log.store, queue, [1])
-    others_store.release(queue, claim(others_store, queue, [2]))
-    run(log.root, "UPDATE m SET priority = 3 WHERE id = 3")
-    run(log.root, f"INSERT INTO m (id) VALUES ({LAST})")
-    with pytest.raises(LogReadError):
-        reader.run()
-    assert {consumer: {*(kept.changes.tables[log.id("m")] or ())} - {LAST} for consumer, kept in told.items()} == {
-        1: {2, 3},
-        2: {1, 3},
-    }
 
 
 def reported(own: OwnWrites, lock: str, use: Callable[[], Any]) -> list[frozenset[int]]:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.either_server
 PATIENT = {"ACKSTREAM_DRAIN_WORK_S": "20", "ACKSTREAM_REUSE_PORT": "true"}
 
 
-PROCESSES = pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "two workers"])
+PROCESSES = pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["one process", "two processes"])
 
 
 def ended(proxy: RunningProxy) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,7 @@ def collector() -> Iterator[Collector]:
 
 
 @contextlib.contextmanager
-def traced_by(
-    collector: Collector, server: EmbeddedServer, folder: Path, options: Sequence[str] = ()
-) -> Iterator[RunningProxy]:
+def traced_by(collector: Collector, server: EmbeddedServer, folder: Path) -> Iterator[RunningProxy]:
     """A proxy that sends its spans to the collector."""
     with environment(
         ACKSTREAM_TRACING="true",
@@ -89,18 +87,15 @@ def traced_by(
         OTEL_SERVICE_NAME="orders-queue",
     ):
         folder.mkdir(exist_ok=True)
-        with running_proxy(server, folder / "log", options, forked=False) as proxy:
+        with running_proxy(server, folder / "log", forked=False) as proxy:
             yield proxy
 
 
-@pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
-def tracing(
-    server: EmbeddedServer, collector: Collector, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[RunningProxy]:
+@pytest.fixture
+def tracing(server: EmbeddedServer, collector: Collector, tmp_path: Path) -> Iterator[RunningProxy]:
     """A proxy that traces."""
     collector.spans.clear()
-    options = ["--workers", str(request.param)] if request.param > 1 else []
-    with traced_by(collector, server, tmp_path, options) as proxy:
+    with traced_by(collector, server, tmp_path) as proxy:
         yield proxy
 
 

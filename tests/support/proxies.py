@@ -25,8 +25,7 @@ from tests.support.prepared import ForkedProxy, may_fork
 from tests.support.waiting import eventually
 
 READY = re.compile(
-    r"^ackstream ready listen=(\S+):(\d+) admin=(\S+):(\d+) backend=(\S+)(?: socket=(\S+))?"
-    r"(?: statements=\S+:(\d+))?$",
+    r"^ackstream ready listen=(\S+):(\d+) admin=(\S+) backend=(\S+)(?: socket=(\S+))?$",
     re.MULTILINE,
 )
 
@@ -47,8 +46,8 @@ def environment(**changed: str) -> Iterator[None]:
 
 
 class RunningProxy:
-    """A started proxy. `port` is where clients connect, `statements_port` where those without streams may,
-    `admin_port` where HTTP is served."""
+    """A started proxy. `port` is where clients connect, `admin_port` where HTTP is served: with
+    several processes, by the first of `admin_ports`."""
 
     host = "127.0.0.1"
 
@@ -70,7 +69,7 @@ class RunningProxy:
         self._account = account
         self.port = 0
         self.admin_port = 0
-        self.statements_port = 0
+        self.admin_ports: list[int] = []
         self._forked = forked and not program
         self.program = list(program) or [sys.executable, "-m", "proxy"]
         self._process: ChildProcess | ForkedProxy | None = None
@@ -101,7 +100,9 @@ class RunningProxy:
     def _ready(self) -> bool:
         ready = READY.search(self.output)
         if ready is not None:
-            self.port, self.admin_port, self.statements_port = int(ready[2]), int(ready[4]), int(ready[7] or 0)
+            self.port = int(ready[2])
+            self.admin_ports = [int(address.rpartition(":")[2]) for address in ready[3].split(",")]
+            self.admin_port = self.admin_ports[0]
         return ready is not None
 
     @property

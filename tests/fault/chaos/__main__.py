@@ -45,7 +45,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000))
     parser.add_argument("--server", nargs="*", default=list(SERVERS), choices=SERVERS)
     parser.add_argument("--proxies", type=int, default=3)
-    parser.add_argument("--apart", action="store_true", help="proxies have an address for statements as well")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--queues", nargs="*", default=[], help="only these queues")
     parser.add_argument("--faults", nargs="*", default=[], help="only faults of these kinds; none: no faults")
@@ -121,7 +120,6 @@ def run_of(given: argparse.Namespace, name: ServerName, seconds: float, folder: 
         processes=given.processes,
         batch=given.batch,
         rate=given.rate,
-        apart=given.apart,
     )
 
 

@@ -75,8 +75,6 @@ class Run:
     misbehave: float = 0.15
     replica: bool = False
     """The server has a replica, which becomes the primary by the fault `fail_over`."""
-    apart: bool = False
-    """The proxies have an address for clients that receive no messages (listen_statements)."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of the proxies' environment: how a test breaks them."""
 
@@ -183,7 +181,6 @@ class Harness:
             "history": str(run.history),
             "plans": [plan.as_values() for plan in run.plans],
             "routes": [[proxy.port, self._relays_by_proxy[at]] for at, proxy in enumerate(self.proxies)],
-            "apart": [proxy.statements_port for proxy in self.proxies],
             # Who bypasses the proxies would not notice that another server is the primary.
             "server": self.proxies[0].port if run.replica else self.server.port,
             "batch": run.batch,
@@ -224,8 +221,7 @@ class Harness:
         for number in range(run.proxies):
             port = self._relays.order(leg=f"server{number}", to=self.server.port)
             log = run.folder / f"proxy-{number}.log"
-            more = ("--listen-statements", f"127.0.0.1:{lasting_port()}") if run.apart else ()
-            proxy = RunningProxy(Place("127.0.0.1", port), log, [*options, *more], forked=False)  # type: ignore[arg-type]
+            proxy = RunningProxy(Place("127.0.0.1", port), log, options, forked=False)  # type: ignore[arg-type]
             proxy.port = lasting_port()
             self._stack.callback(proxy.stop)
             self.proxies.append(proxy)

@@ -48,7 +48,6 @@ class Orders(NamedTuple):
     plans: list[dict[str, Any]]
     routes: list[list[int]]
     """Ports: for each proxy, the direct one and that of the relay in front of it."""
-    apart: list[int]
     """Ports: for each proxy, that of clients which receive no messages; 0 without one."""
     server: int
     batch: int
@@ -120,8 +119,7 @@ class Connection:
         routes = load.orders.routes
         proxy = -1 if direct else draw.randrange(len(routes))
         relayed = draw.random() < 0.5
-        apart = 0 if streams or direct or relayed else load.orders.apart[proxy]
-        port = load.orders.server if direct else apart or routes[proxy][relayed]
+        port = load.orders.server if direct else routes[proxy][relayed]
         client = await Client.connect("127.0.0.1", port, DATABASE, prepares=prepares)
         name = load.number()
         load.history.write("open", conn=name, proxy=proxy, relayed=relayed, process=load.orders.process)

@@ -27,18 +27,17 @@ def with_traceback() -> logging.LogRecord:
 
 
 def test_text_has_the_event_before_the_message() -> None:
-    line = EventFormatter("text", worker=2).format(record("queue %s", "a.b", event="queue.ready", queue="a.b"))
-    assert line.partition(" ")[2] == "WARNING queue.ready: worker 2: queue a.b"
+    line = EventFormatter("text").format(record("queue %s", "a.b", event="queue.ready", queue="a.b"))
+    assert line.partition(" ")[2] == "WARNING queue.ready: queue a.b"
 
 
 def test_json_has_a_field_for_each_fact() -> None:
-    entry = json.loads(EventFormatter("json", worker=2).format(record("queue %s", "ä", event="queue.ready", queue="ä")))
+    entry = json.loads(EventFormatter("json").format(record("queue %s", "ä", event="queue.ready", queue="ä")))
     assert len(entry.pop("time")) == len("2026-05-04T03:12:45.118+00:00")
     assert entry == {
         "level": "warning",
         "event": "queue.ready",
         "logger": "engine.x",
-        "worker": 2,
         "queue": "ä",
         "message": "queue ä",
     }

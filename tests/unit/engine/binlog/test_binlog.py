@@ -15,8 +15,6 @@ from engine.binlog.changes import (
     UnreadableRowError,
     effect_of,
 )
-from engine.binlog.pipe import BinlogLimits
-from engine.binlog.reader import Outbox, Outboxes
 from engine.binlog.row_image import ColumnType, Field, field_of
 from engine.binlog.scope import Scope
 from engine.dispatch.effects import Scan
@@ -251,7 +249,7 @@ def test_the_effect_of_a_statement(statement: str, meaning: StatementEffect) -> 
 
 def test_changes_are_reported_when_a_transaction_is_complete_and_not_at_all_after_a_rollback() -> None:
     told: list[ChangeSet] = []
-    transactions = Transactions(10, lambda changes, _: told.append(changes))
+    transactions = Transactions(10, told.append)
     transactions.statement("BEGIN")
     transactions.pending.add_rows(TABLE, [(1, RowChange(entry(1)))])
     transactions.statement("ROLLBACK")
@@ -511,67 +509,3 @@ def test_a_message_that_is_settled_in_the_log_frees_its_credit_at_once() -> None
     stage.store.acknowledge(STAGE_TABLE, 7)
     stage.handle(stage.dispatcher.changes_logged, [], [7])
     stage.run_until(lambda: stage.delivered.get(1) == [7, 8], within_ns=0)
-
-
-class Kept(Outbox):
-    """The changes for one consumer."""
-
-    def __init__(self) -> None:
-        super().__init__(BinlogLimits())
-        self.changes = self.new_change_set()
-
-    def add(self, changes: ChangeSet) -> None:
-        self.changes.add(changes)
-
-
-def changed(*keys: int) -> ChangeSet:
-    changes = ChangeSet(10)
-    for key in keys:
-        changes.add_rows(TABLE, [(key, RowChange(entry(key)))])
-    return changes
-
-
-def test_each_of_several_consumers_gets_all_changes_except_its_own() -> None:
-    kept = {consumer: Kept() for consumer in (1, 2, 3)}
-    outboxes = Outboxes(kept)
-    outboxes.add(changed(1), ChangeSet(10), None)
-    outboxes.add(changed(2), changed(3, 4), 2)
-    outboxes.add(ChangeSet(10), changed(5), 3)
-    assert {consumer: set(outbox.changes.tables[TABLE] or ()) for consumer, outbox in kept.items()} == {
-        1: {1, 2, 3, 4, 5},
-        2: {1, 2, 5},
-        3: {1, 2, 3, 4},
-    }
-
-
-def test_a_consumer_gets_no_changes_of_tables_that_it_does_not_follow() -> None:
-    kept = {consumer: Kept() for consumer in (1, 2, 3)}
-    outboxes, other = Outboxes(kept), TableId("test", "other")
-    outboxes.tables = {TABLE: Scope(consumers=frozenset({1, 2})), other: Scope(consumers=frozenset({3}))}
-    outboxes.add(changed(1), ChangeSet(10), None)
-    outboxes.add(changed(2), changed(3), 2)
-    outboxes.add_unknown(frozenset({other}))
-    assert set(kept[1].changes.tables[TABLE] or ()) == {1, 2, 3}
-    assert set(kept[2].changes.tables[TABLE] or ()) == {1, 2}
-    assert kept[3].changes.tables == {other: None}
-
-
-def test_a_change_of_the_schema_is_for_all_consumers() -> None:
-    kept = {consumer: Kept() for consumer in (1, 2)}
-    outboxes = Outboxes(kept)
-    outboxes.tables = {TABLE: Scope(consumers=frozenset({1}))}
-    changes = changed(1)
-    changes.schema_changed = True
-    outboxes.add(changes, ChangeSet(10), None)
-    assert kept[1].changes.schema_changed
-    assert kept[2].changes.schema_changed
-    assert kept[2].changes.tables == {}
-
-
-def test_consumers_share_no_change_set() -> None:
-    kept = {consumer: Outbox(BinlogLimits(), consumer) for consumer in (1, 2)}
-    outboxes = Outboxes(kept)
-    outboxes.add(changed(1), ChangeSet(10), None)
-    kept[2].add(changed(2))
-    assert set(kept[1]._changes.tables[TABLE] or ()) == {1}
-    assert set(kept[2]._changes.tables[TABLE] or ()) == {1, 2}

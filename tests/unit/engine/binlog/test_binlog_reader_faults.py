@@ -160,7 +160,7 @@ def test_what_is_sent_to_a_reader_whose_input_has_closed_is_dropped() -> None:
         with contextlib.suppress(ConnectionError):
             await process.stdin.wait_closed()
         watch._process = process
-        watch.send_connections(OwnConnections(frozenset({7})))
+        watch._send(OwnConnections(frozenset({7})))
 
     uvloop.run(play())
 

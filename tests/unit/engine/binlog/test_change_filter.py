@@ -12,7 +12,7 @@ import pytest
 from engine.binlog.changes import Change, Layout, RowChange
 from engine.binlog.reader import Followed
 from engine.binlog.row_image import ColumnType, Field
-from engine.binlog.scope import ChangeFilter, Scope, change_filter, filter_for_all, scope_for_all
+from engine.binlog.scope import ChangeFilter, Scope, change_filter
 from engine.model import Delivery, Entry, TableId, end_with_slot
 from engine.queue_table import IdKind, QueueTable
 from tests.support.play import queue_table
@@ -186,26 +186,6 @@ def test_where_it_matters_what_others_hold_there_is_no_filter(queue: QueueTable,
         assert change_filter(queue, slots, OWN) is None
 
 
-def test_workers_share_a_filter_if_each_has_one() -> None:
-    one, two = ChangeFilter("until", frozenset({1})), ChangeFilter("until", frozenset({2}))
-    assert filter_for_all([one, two]) == ChangeFilter("until", frozenset({1, 2}))
-    assert filter_for_all([one, None]) is None
-    assert filter_for_all([]) is None
-
-
-def test_workers_get_each_others_acknowledgements_and_one_alone_does_not_get_its_own() -> None:
-    one, two = ChangeFilter("until", frozenset({1}), 1), ChangeFilter("until", frozenset({2}), 2)
-    assert filter_for_all([one]) == one
-    assert filter_for_all([one, two]) == ChangeFilter("until", frozenset({1, 2}))
-    assert filter_for_all([ChangeFilter(None, frozenset({1}), 1), ChangeFilter(None, frozenset({2}), 2)]) is None
-
-
-def test_workers_whose_filters_differ_have_none() -> None:
-    one = ChangeFilter("until", frozenset({1}))
-    assert filter_for_all([None, one]) is None
-    assert filter_for_all([one, ChangeFilter("lease", frozenset({2}))]) is None
-
-
 def test_with_another_filter_the_changes_of_a_table_are_unknown_once() -> None:
     table, followed = TableId("shop", "orders"), Followed()
     assert followed.replace({table: Scope()}) == {table}
@@ -213,9 +193,3 @@ def test_with_another_filter_the_changes_of_a_table_are_unknown_once() -> None:
     assert followed.replace({table: Scope(ChangeFilter("until", frozenset({1})))}) == {table}
     assert followed.replace({table: Scope()}) == {table}
     assert followed.replace({table: Scope(None, ("tenant",))}) == {table}
-
-
-def test_workers_that_know_different_groups_read_none() -> None:
-    one, two = Scope(None, ("tenant",)), Scope(None, ("region",))
-    assert scope_for_all({1: one, 3: one}) == replace(one, consumers=frozenset({1, 3}))
-    assert scope_for_all({1: one, 2: two}) == Scope(consumers=frozenset({1, 2}))

@@ -43,18 +43,14 @@ def text(statement: bytes) -> bytes:
     return event(event_filter.ANNOTATE, statement)
 
 
-ALL: frozenset[int] = frozenset()
-
-
 class Log:
     """An event filter for `shop.orders` and `shop.mails`, and whether the transaction has changes."""
 
     def __init__(self) -> None:
         self.pending = False
         self.own = OwnTransactions(MARK, SERVER.to_bytes(4, "little"))
-        self.followed = {(b"shop", b"orders"): ALL, (b"shop", b"mails"): ALL}
-        """The consumers of each table."""
-        self.event_filter = EventFilter(lambda *table: self.followed.get(table), lambda: self.pending, self.own)
+        self.followed = {(b"shop", b"orders"), (b"shop", b"mails")}
+        self.event_filter = EventFilter(lambda *table: table in self.followed, lambda: self.pending, self.own)
 
     def read(self, *events: bytes) -> list[bool]:
         return [self.event_filter.wants(event) for event in events]
@@ -189,70 +185,3 @@ def test_without_a_mark_and_without_connections_everything_is_read(log: Log) -> 
     for begins in OWN_BEGINS.values():
         log.read(*begins)
         assert log.read(table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS))[1]
-
-
-# With several consumers.
-
-
-@pytest.fixture(params=OWN_BEGINS)
-def owned(request: pytest.FixtureRequest, log: Log) -> list[bytes]:
-    """The beginning of a transaction of the second of three consumers."""
-    connections = frozenset({CONNECTION.to_bytes(4, "little")})
-    server = SERVER.to_bytes(4, "little")
-    log.own.mark = b""
-    log.event_filter.owners = {
-        1: OwnTransactions(b"/* ackstream:11 */", server, frozenset({(CONNECTION + 1).to_bytes(4, "little")})),
-        2: OwnTransactions(MARK, server, connections),
-        3: OwnTransactions(b"", server),
-    }
-    log.read(table_map(OURS, b"shop", b"orders"))
-    return OWN_BEGINS[request.param]
-
-
-def test_a_transaction_of_one_of_several_consumers_is_read_for_the_others(log: Log, owned: list[bytes]) -> None:
-    assert log.read(*owned, table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS))[-1]
-    assert (log.event_filter.owner, log.event_filter.hidden_from_owner) == (2, True)
-
-
-@pytest.mark.parametrize("foreign", sorted(FOREIGN_BEGINS.keys() - {"another connection"}))
-def test_a_transaction_of_none_of_several_consumers_is_read_for_all(log: Log, owned: list[bytes], foreign: str) -> None:
-    log.read(*owned, table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS))
-    assert log.read(*FOREIGN_BEGINS[foreign], table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS))[-1]
-    assert (log.event_filter.owner, log.event_filter.hidden_from_owner) == (None, False)
-
-
-def test_what_the_owner_does_not_know_of_its_transaction_is_read_for_it_too(log: Log, owned: list[bytes]) -> None:
-    log.read(*owned, table_map(ANOTHER_QUEUE, b"shop", b"mails"))
-    assert log.read(rows(ANOTHER_QUEUE)) == [True]
-    assert (log.event_filter.owner, log.event_filter.hidden_from_owner) == (2, False)
-    log.read(table_map(OURS, b"shop", b"orders"))
-    assert log.read(rows(OURS, DELETE_ROWS)) == [True]
-    assert log.event_filter.hidden_from_owner
-
-
-def test_a_transaction_of_the_only_consumer_that_follows_its_table_is_skipped(log: Log, owned: list[bytes]) -> None:
-    log.followed[b"shop", b"orders"] = frozenset({2})
-    transaction = [*owned, table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS)]
-    assert not log.read(*transaction)[-1]
-    log.followed[b"shop", b"orders"] = frozenset({1, 2})
-    assert log.read(*transaction)[-1]
-    log.followed[b"shop", b"orders"] = frozenset({1})
-    assert log.read(*transaction)[-1]
-    log.followed[b"shop", b"orders"] = ALL
-    assert log.read(*transaction)[-1]
-
-
-def test_what_the_only_consumer_does_not_know_of_its_transaction_is_read(log: Log, owned: list[bytes]) -> None:
-    """A message that arrives in its dead-letter table, for example."""
-    log.followed[b"shop", b"orders"] = frozenset({2})
-    assert log.read(*owned, table_map(OURS, b"shop", b"orders"), rows(OURS, WRITE_ROWS))[-1]
-    log.read(table_map(OURS, b"shop", b"orders"), table_map(ANOTHER_QUEUE, b"shop", b"mails"))
-    assert log.read(rows(OURS, UPDATE_ROWS), rows(ANOTHER_QUEUE)) == [True, True]
-
-
-@pytest.mark.parametrize("foreign", sorted(FOREIGN_BEGINS.keys() - {"another connection"}))
-def test_a_transaction_of_others_on_a_table_with_one_consumer_is_read(
-    log: Log, owned: list[bytes], foreign: str
-) -> None:
-    log.followed[b"shop", b"orders"] = frozenset({2})
-    assert log.read(*FOREIGN_BEGINS[foreign], table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS))[-1]

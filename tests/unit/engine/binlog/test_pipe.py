@@ -20,7 +20,6 @@ def batch_of(tables: list[tuple[list[int], list[int]]]) -> ChangeBatch:
             for number, (seen, over) in enumerate(tables)
         ),
         schema_changed=True,
-        consumer=3,
     )
 
 
@@ -36,7 +35,6 @@ def test_the_parts_have_all_changes_in_their_order(tables: list[tuple[list[int],
         assert [entry for change in found for entry in change[2]] == [*seen]
         assert [key for change in found for key in change[3]] == [*over]
         assert all((change[0], change[1], change[4]) == (db, name, before) for change in found)
-    assert {part.consumer for part in parts} == {3}
     assert [part.schema_changed for part in parts] == [True] + [False] * (len(parts) - 1)
 
 

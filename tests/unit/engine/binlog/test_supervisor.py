@@ -5,47 +5,39 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 
-from engine.binlog.pipe import ChangeBatch, ReaderEnded
-from engine.binlog.scope import FollowedTables
-from engine.binlog.supervisor import FollowerLimits, ReaderSupervisor
+from engine.binlog.pipe import ReaderEnded
+from engine.binlog.supervisor import BinlogFollower, FollowerLimits
+from engine.service import Engine
 from engine.store.opening import BackendAddress
 
 
-class Failing(ReaderSupervisor):
+class Failing(BinlogFollower):
     """Its readers end at once. The checks whether the server answers have these results, one for each reader."""
 
     starting = False
     """Whether each reader has started before."""
 
     def __init__(self, reachable: Sequence[bool]) -> None:
-        super().__init__(BackendAddress("127.0.0.1", 1, "root"), FollowerLimits(again_min_s=0, again_max_s=0))
+        limits = FollowerLimits(again_min_s=0, again_max_s=0)
+        super().__init__(Mock(Engine), BackendAddress("127.0.0.1", 1, "root"), limits)
         self._checks = iter(reachable)
         self.over = asyncio.Event()
-
-    @property
-    def tables(self) -> FollowedTables:
-        return {}
 
     async def _follow(self) -> ReaderEnded:
         if self.starting:
             self._started("binlog.000001:4", "")
         return ReaderEnded("the connection was lost")
 
-    async def server_is_reachable(self) -> bool:
+    async def _server_is_reachable(self) -> bool:
         for result in self._checks:
             return result
         self.over.set()
         await asyncio.Event().wait()
         raise AssertionError
-
-    def reader_started(self, lock: str) -> None: ...
-
-    def handle_batch(self, batch: ChangeBatch) -> None: ...
-
-    def reader_ended(self) -> None: ...
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from engine.service import Engine
 from engine.store.port import Roster, StoreError
 from engine.store.roster import Introduction
 from proxy.server.inspection import PROXIES, Inspected, Inspector
+from proxy.statements.proxies import SLOTS_TAKEN
 
 NOW_NS = 10**18
 OWN = Introduction("here:3307", "2")
@@ -34,7 +35,8 @@ class StubEngine:
         if self._fails:
             raise StoreError("gone")
         if "IS_USED_LOCK" in text:
-            return [tuple(f"1{slot}" for slot in (1, 2) if f"/{slot}".encode().hex() in text)], NOW_NS
+            held = {self.roster.slot, *self.roster.others}
+            return [tuple(f"1{slot}" if slot in held else None for slot in SLOTS_TAKEN)], NOW_NS
         return [("12", OTHER.program.encode().hex())] if self._published else [], NOW_NS
 
 
@@ -70,7 +72,7 @@ def test_what_is_not_published_is_not_known() -> None:
 
 def test_a_server_that_does_not_answer_is_named() -> None:
     (found,) = answers(StubEngine(fails=True))
-    assert (found.problem, [proxy.connection for proxy in found.proxies]) == ("gone", [None, None])
+    assert (found.problem, [proxy.connection for proxy in found.proxies]) == ("gone", [None])
 
 
 @pytest.mark.parametrize("slot", [None, 1])
