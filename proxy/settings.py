@@ -166,8 +166,8 @@ class Settings(BaseSettings):
     """How long the last statement of a vanished client may run before it is killed. The server
     alone would notice after seconds, or when the statement is done."""
     ping_interval_s: float = Field(default=60.0, gt=0)
-    """The interval of pings on a stream's backing connection, which the server would close after
-    its wait_timeout."""
+    """The longest interval of pings on a stream's backing connection, which the server would close
+    after its wait_timeout. It is half of that timeout at most."""
     rights_max_age_s: float = Field(default=4.0, gt=0)
     """A stream delivers no rows if its client's privileges were proven longer ago. The proof takes one
     or two short statements on the backing connection, at half of this interval, while rows come or a

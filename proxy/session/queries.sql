@@ -54,6 +54,14 @@ UPDATE $table SET time_acked = NULL WHERE FALSE
 -- The connection that a KILL by an expression means. KILL converts its value in the same way.
 SELECT CAST(($expression) AS SIGNED) LIMIT 1
 
+-- name: idle_timeout
+-- The seconds after which the server ends the session if it is idle. 0 is no timeout for MariaDB's
+-- transactions.
+SELECT LEAST(@@wait_timeout, @@wait_timeout /*M! ,
+    COALESCE(NULLIF(@@idle_transaction_timeout, 0), @@wait_timeout),
+    COALESCE(NULLIF(@@idle_readonly_transaction_timeout, 0), @@wait_timeout),
+    COALESCE(NULLIF(@@idle_write_transaction_timeout, 0), @@wait_timeout) */) LIMIT 1
+
 -- name: set_charset
 -- One of the session's character sets, for a statement that the client's own cannot spell, and
 -- back.

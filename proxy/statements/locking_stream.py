@@ -33,6 +33,7 @@ from proxy.session.commit_notices import DEADLOCK
 from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.queries import sql
 from proxy.session.stream import SERVER_LOST, Stream
+from proxy.statements.keeping_alive import KeepingAlive
 from proxy.statements.proof import ProvenStream, header_query
 from proxy.statements.results import PLAIN_EXECUTION
 from proxy.wire.commands import COM_STMT_PREPARE
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from proxy.session.answers import Answer, OnPayloads
     from proxy.session.ports import ClientSession
 
-COM_PING = bytes([Commands.COM_PING])
 
 SOON_S = 0.002
 """If messages are ready, the engine offers them in the next turn of the event loop, and so does it end
@@ -208,27 +208,28 @@ class LockingSession:
         self._binary = proven.row_format.binary
         self._pad_chars = proven.queue.id_pad_chars if proven.row_format.pad_char else 0
 
-    async def attend(self, stream: LockingStream, ping_interval_s: float) -> None:
+    async def attend(self, stream: LockingStream, alive: KeepingAlive) -> None:
         """Lock what the engine offers, and keep the backing connection open, until the stream is
         over. While nothing is offered, and if nothing was, the transaction of the proof ends."""
         try:
-            await self._attend(stream, ping_interval_s)
+            await self._attend(stream, alive)
         finally:
             stream.decline_offers()
 
-    async def _attend(self, stream: LockingStream, ping_interval_s: float) -> None:
+    async def _attend(self, stream: LockingStream, alive: KeepingAlive) -> None:
         timeout_s = SOON_S
         while (offer := await stream.next_offer(timeout_s)) is not None or not stream.over:
             if offer is not None:
                 timeout_s = SOON_S
                 await self._lock_free(stream, *offer)
             elif timeout_s == SOON_S:
-                timeout_s = ping_interval_s
+                timeout_s = alive.pause_s
                 await self._begin(stream)
                 stream.flush()
                 await self._end_own_transaction()
             else:
-                await self._session.internal_command(COM_PING)  # Else the server closes the idle connection.
+                await alive.touch()
+                timeout_s = alive.pause_s
         await self._begin(stream)
         await self._end_own_transaction()
 

@@ -19,6 +19,7 @@ from proxy.session.commit_notices import PreparedStream, Preparing
 from proxy.session.internal_queries import encodable, end_own_transaction, spelled
 from proxy.session.stream import SHUTDOWN, Stream, unforeseen
 from proxy.settings import Settings
+from proxy.statements.keeping_alive import KeepingAlive
 from proxy.statements.locking_stream import (
     COUNTED,
     FOLLOW_UPS,
@@ -30,7 +31,6 @@ from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_clause, with_header
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_PREPARE
-from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import ServerError, make_end
 from sqlrewrite.names import Param
 from sqlrewrite.stream import StreamStatement, shortened
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COM_PING = bytes([Commands.COM_PING])
 
 ELSEWHERE = ServerError(
     1105,
@@ -136,7 +135,7 @@ class Streaming:
             if isinstance(stream, LockingStream):
                 unlocked = partial(self._engine.unlocked, queue.id)
                 locking = LockingSession(session, proven, selection, unlocked)
-                await locking.attend(stream, self._settings.ping_interval_s)
+                await locking.attend(stream, KeepingAlive(session, self._settings.ping_interval_s))
             else:
                 await self._attend(session, stream, Rights(queue, columns_read(statement, row_format)))
         except ConnectionError:
@@ -190,6 +189,7 @@ class Streaming:
     async def _attend(self, session: ClientSession, stream: Stream, rights: Rights) -> None:
         """Prove the client's rights again and keep the backing connection open, until the stream is
         over and every row that it was given is sent or released."""
+        alive = KeepingAlive(session, self._settings.ping_interval_s)
         while stream.unproven or not stream.over:
             if stream.unproven:
                 begun_s = time.monotonic()
@@ -197,8 +197,8 @@ class Streaming:
                     stream.proven(begun_s)
                 else:
                     stream.refuse(refusal)
-            elif not await stream.wait(self._settings.ping_interval_s):
-                await session.internal_command(COM_PING)  # Else the server closes the idle connection.
+            elif not await stream.wait(alive.pause_s):
+                await alive.touch()
 
 
 async def _prepare_internally(session: ClientSession, text: bytes) -> Answer:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from proxy.wire.packets import parse_err
-from tests.support.proxies import RunningProxy, running_proxy
-from tests.support.queues import create_queue, enqueue
+from tests.support.queues import create_queue, enqueue, run
 from tests.support.raw import BASE, RawClient
 from tests.support.servers import connect
 
 pytestmark = pytest.mark.either_server
 
 KEEPALIVE = "02"
-
-
-@pytest.fixture
-def pinging_proxy(server, tmp_path: Path) -> Iterator[RunningProxy]:
-    config = tmp_path / "ackstream.toml"
-    config.write_text("ping_interval_s = 0.2\n")
-    with running_proxy(server, tmp_path / "log", ["--config", str(config)]) as proxy:
-        yield proxy
 
 
 def wait_for_a_timeout(client: RawClient) -> list[bytes]:
@@ -46,19 +36,34 @@ def timer_of(local_port: int, remote_port: int) -> str:
     raise AssertionError(f"no connection from {local_port} to {remote_port}")
 
 
+TIMEOUTS = {"idle": "wait_timeout = 1", "in a transaction": "idle_transaction_timeout = 1"}
+
+
+@pytest.mark.parametrize(
+    "text", ["STREAM payload FROM m LIMIT 1 WAIT 50", "STREAM payload FROM m LIMIT 1 WAIT 50 FOR UPDATE"]
+)
 @pytest.mark.parametrize("prepared", [False, True], ids=["as text", "prepared"])
-def test_a_stream_outlives_the_servers_wait_timeout(server, pinging_proxy, database, prepared) -> None:
-    with connect(server, database=database) as root, RawClient(pinging_proxy, BASE, database) as client:
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_a_stream_outlives_the_servers_timeouts_for_idle_sessions(
+    server, proxy, database, flavour, timeout: str, text: str, *, prepared: bool
+) -> None:
+    if flavour == "mysql" and timeout == "in a transaction":
+        pytest.skip("MySQL has no such timeout")
+    with connect(server, database=database) as root, RawClient(proxy, BASE, database) as client:
         create_queue(root, "m")
-        client.query("SET wait_timeout = 1")
-        text = "STREAM payload FROM m LIMIT 1"
+        run(root, "CREATE TABLE other (id INT)")
+        client.query(f"SET autocommit = 0, {TIMEOUTS[timeout]}")
+        client.query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        client.query("SELECT * FROM other")
         client.send(client.execution(client.prepare(text)) if prepared else b"\x03" + text.encode())
-        with RawClient(server) as other:
-            wait_for_a_timeout(other)
-        with RawClient(pinging_proxy, BASE, database) as producer:
+        for _ in range(2):
+            with RawClient(server) as other:
+                wait_for_a_timeout(other)
+        with RawClient(proxy, BASE, database) as producer:
             producer.query("INSERT INTO m (payload) VALUES ('still here')")
         assert client.answer(0x17 if prepared else 0x03)[-2].payload.endswith(b"\x0astill here")
-        assert client.query("ACK FROM m WHERE id = 1")
+        client.query("ACK FROM m WHERE id = 1")
+        assert client.outcome.affected_rows == 1
 
 
 def test_an_idle_client_is_told_of_the_servers_wait_timeout_as_on_a_direct_connection(server, proxy, flavour) -> None:
