@@ -331,9 +331,12 @@ def test_where_no_tls_is_offered_none_is_begun(server: EmbeddedServer, tmp_path:
         assert answer[3:7] == b"\x02\xff" + (1043).to_bytes(2, "little")
 
 
-def served(proxy: RunningProxy, authority: Path | None = None) -> x509.Certificate:
-    """The certificate that the proxy shows."""
+def served(proxy: RunningProxy, authority: Path | None = None, ciphers: str = "") -> x509.Certificate:
+    """The certificate that the proxy shows; with `ciphers`, to a client of TLS 1.2 that knows these alone."""
     context = ssl.create_default_context(cafile=authority)
+    if ciphers:
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(ciphers)
     if authority is None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -353,6 +356,16 @@ def test_a_self_signed_certificate_is_made_at_first_and_used_again(server: Embed
             shown.append(served(proxy))
     assert shown[0] == shown[1]
     assert stat.S_IMODE((tmp_path / "data" / "tls.pem").stat().st_mode) == 0o600
+
+
+@ONE_FLAVOUR
+def test_clients_that_know_rsa_alone_need_a_certificate_with_such_a_key(server: EmbeddedServer, tmp_path: Path) -> None:
+    with running_proxy(server, tmp_path / "log") as proxy, pytest.raises(ssl.SSLError, match=r"(?i)handshake.failure"):
+        served(proxy, ciphers="ECDHE-RSA-AES128-GCM-SHA256")
+    own = make_certificates(tmp_path / "own", rsa_key=True)
+    options = ["--tls-certificate", str(own.certificate), "--tls-key", str(own.key)]
+    with running_proxy(server, tmp_path / "other.log", options) as proxy:
+        served(proxy, own.ca, "ECDHE-RSA-AES128-GCM-SHA256")
 
 
 @ONE_FLAVOUR

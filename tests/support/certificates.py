@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
@@ -29,10 +29,11 @@ class Certificates:
     key: Path
 
 
-def make_certificates(folder: Path, name: str = "127.0.0.1", *, days: int = 30) -> Certificates:
-    """A new authority, and a certificate that it signs for a host name or an address."""
+def make_certificates(folder: Path, name: str = "127.0.0.1", *, days: int = 30, rsa_key: bool = False) -> Certificates:
+    """A new authority, and a certificate that it signs for a host name or an address, with an RSA key or one of EC."""
     folder.mkdir(exist_ok=True)
-    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    key = rsa.generate_private_key(65537, 2048) if rsa_key else ec.generate_private_key(ec.SECP256R1())
     files = Certificates(folder / "ca.pem", folder / "certificate.pem", folder / "key.pem")
     ca = _builder("test authority", days).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     files.ca.write_bytes(_signed(ca.issuer_name(_name("test authority")), ca_key, ca_key))
@@ -63,5 +64,9 @@ def _builder(name: str, days: int) -> x509.CertificateBuilder:
     return builder.not_valid_before(now - DAY).not_valid_after(now + days * DAY)
 
 
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey) -> bytes:
+def _signed(
+    builder: x509.CertificateBuilder,
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey,
+    by: ec.EllipticCurvePrivateKey,
+) -> bytes:
     return builder.public_key(key.public_key()).sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)
