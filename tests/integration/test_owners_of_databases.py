@@ -125,3 +125,17 @@ def test_what_is_a_view_no_longer_is_used_again(tenant: Tenant) -> None:
     tenant.put_back("ackstream_semaphores")
     run(tenant.own, "INSERT INTO s (needs) VALUES ('printer')")
     assert len(rows(tenant.own, "STREAM id FROM s LIMIT 1 WAIT 20")) == 1
+
+
+@pytest.mark.parametrize("name", ["m", "ackstream_group_rates"])
+def test_a_trigger_has_the_rights_of_its_owner_and_not_those_of_the_engine(tenant: Tenant, name: str) -> None:
+    with connect_again(tenant.own) as own:
+        for event in ("INSERT", "UPDATE"):
+            body = f"BEFORE {event} ON {name} FOR EACH ROW SET @seen = seen()"
+            run(own, f"CREATE TRIGGER {event.lower()}_{name} {body}")
+    with contextlib.suppress(pymysql.MySQLError):
+        run(tenant.own, "INSERT INTO m (tenant) VALUES (1)")
+    for statement in SAID:
+        with contextlib.suppress(pymysql.MySQLError):
+            rows(tenant.own, statement)
+    assert rows(tenant.root, f"SELECT * FROM {tenant.other}.seen") == []

@@ -1,4 +1,5 @@
 """A view in the place of a table reaches nothing: no statement that the engine's account runs evaluates any of it.
+Another table in its place, or none, is an error that is known.
 
 An owner of a database can put a view wherever the engine expects a table, at any moment. With SQL SECURITY INVOKER,
 the view and the functions in it would have all the rights of the engine's account.
@@ -7,15 +8,20 @@ the view and the functions in it would have all the rights of the engine's accou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import pymysql
 import pytest
 
 from engine.catalog.own_tables import OWN_TABLES, SEMAPHORES_TABLE
 from engine.model import TableId, Wanted
 from engine.queue_table import GROUP_RATES, RATES, SEMAPHORES, QueueTable
 from engine.quoting import qualified, quoted
+from engine.store.connection import LASTING, StoreConnection
 from engine.store.mysql import MySQLStore
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.port import StoreError
 from engine.store.queries import TableStatements, scan_hint
 from engine.store.queries import templates as engine_templates
@@ -25,7 +31,7 @@ from proxy.session.queries import templates as proxy_templates
 from tests.support.stores import COMMENT, GROWING, NEEDS, TAKING, ServerSubject
 from tests.support.table_names import NAMES, OF_LIMITS, words_of
 
-NO_SUCH_KEY, NO_BASE_TABLE = 1176, 1347
+NO_SUCH_KEY, NO_BASE_TABLE, LOCKED = 1176, 1347, 1205
 
 BEHIND = {
     "dead_letter_insert": "dead_letter_hold",
@@ -170,12 +176,16 @@ def words(queue: QueueTable, name: str) -> dict[str, object]:
 def outcome(store: MySQLStore, texts: Sequence[str]) -> int:
     """The error of statements in one transaction, which is undone; 0: there is none."""
     with store._pool.connection() as connection:
-        try:
-            connection.run(["START TRANSACTION", *texts])
-        except StoreError as error:
-            return error.code
-        finally:
-            connection.run(["ROLLBACK"])
+        return outcome_on(connection, texts)
+
+
+def outcome_on(connection: StoreConnection, texts: Sequence[str]) -> int:
+    try:
+        connection.run(["START TRANSACTION", *texts])
+    except StoreError as error:
+        return error.code
+    finally:
+        connection.run(["ROLLBACK"])
     return 0
 
 
@@ -238,3 +248,77 @@ def test_dead_messages_stay_where_their_dead_letter_table_has_become_a_view(plac
     assert moved.problem is not None
     assert "is a view" in moved.problem
     assert place.state()[1:] == before[1:]
+
+
+OTHERS = {
+    "nothing": "DO 0",
+    "a table with other columns": "CREATE TABLE {name} (a INT)",
+    "a table of another storage engine": "CREATE TABLE {name} (a INT) ENGINE = MyISAM",
+}
+OF_ANY_TABLE = {"dead_letter_hold", "rights_delete"}
+"""These name no column and no index. What runs behind the first one knows the columns by then."""
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_each_statement_on_a_table_that_is_another_one_by_now_fails_for_as_long_as_that_lasts(
+    place: Place, other: str
+) -> None:
+    with in_the_place_of_views(place, OTHERS[other]):
+        for name, text in _texts().items():
+            texts = [place.text(one, place.queue) for one in (BEHIND.get(name), name) if one]
+            code = outcome(place.subject.store, texts)
+            if text.startswith("ALTER"):
+                assert code, name
+            elif name not in OF_ANY_TABLE or other == "nothing":
+                assert code in LASTING, f"{code}: {texts}"
+
+
+def test_each_statement_on_a_locked_table_ends_by_its_time_limit(place: Place) -> None:
+    """All at once, each on a connection of its own: a server waits a second at least."""
+    address = BackendAddress(place.subject.server.host, place.subject.server.port, "root")
+
+    def answer(name: str) -> int:
+        connection = StoreConnection(address, ConnectionLimits(lock_wait_s=1))
+        try:
+            return outcome_on(connection, [place.text(one, place.queue) for one in (BEHIND.get(name), name) if one])
+        finally:
+            connection.close()
+
+    locked = ", ".join(f"{place.views}.{name} WRITE" for name in ("messages", "dead", *OWN_TABLES))
+    like = f"CREATE TABLE {{name}} LIKE {place.subject.database}.{{table}}"
+    with in_the_place_of_views(place, like), place.subject.connect() as other, other.cursor() as cursor:
+        cursor.execute(f"LOCK TABLES {locked}")
+        with ThreadPoolExecutor(len(_texts())) as threads:
+            answers = dict(zip(_texts(), threads.map(answer, _texts()), strict=True))
+    assert answers == dict.fromkeys(_texts(), LOCKED)
+
+
+@pytest.mark.parametrize("insert", BEHIND)
+def test_what_an_insert_writes_to_cannot_be_replaced_behind_the_statement_that_proves_it(
+    place: Place, insert: str
+) -> None:
+    like = f"CREATE TABLE {{name}} LIKE {place.subject.database}.{{table}}"
+    (named,) = {name for name in ("dead", *OWN_TABLES) if f".`{name}`" in place.text(insert, place.queue)} or {
+        "messages"
+    }
+    with in_the_place_of_views(place, like), place.subject.connect() as other, other.cursor() as cursor:
+        cursor.execute("SET SESSION lock_wait_timeout = 1")
+        with place.subject.store._pool.connection() as connection:
+            connection.run(["START TRANSACTION", place.text(BEHIND[insert], place.queue)])
+            with pytest.raises(pymysql.OperationalError) as refused:
+                cursor.execute(f"RENAME TABLE {place.views}.{named} TO {place.views}.gone")
+            connection.run([place.text(insert, place.queue), "ROLLBACK"])
+    assert refused.value.args[0] == LOCKED
+
+
+@contextmanager
+def in_the_place_of_views(place: Place, statement: str) -> Iterator[None]:
+    """What this statement makes in the place of each view, and nothing afterwards."""
+    for name in ("messages", "dead", *OWN_TABLES):
+        place.subject.execute(f"DROP VIEW IF EXISTS {place.views}.{name}")
+        place.subject.execute(statement.format(name=f"{place.views}.{name}", table=name))
+    try:
+        yield
+    finally:
+        for name in ("messages", "dead", *OWN_TABLES):
+            place.subject.execute(f"DROP TABLE IF EXISTS {place.views}.{name}")
