@@ -54,6 +54,7 @@ DEBIANS_JAR: Final = Path("/usr/share/java/mariadb-java-client.jar")
 TRANSIENT: Final = frozenset(
     {
         ER.LOCK_DEADLOCK,
+        ER.CHECKREAD,  # MariaDB: a row has changed since the transaction began to read
         ER.LOCK_WAIT_TIMEOUT,
         ER.SERVER_SHUTDOWN,
         ER.CON_COUNT_ERROR,

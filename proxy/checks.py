@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 OLDEST = {"MySQL": (8, 0), "MariaDB": (10, 6)}
 """The oldest releases that are supported."""
 
+SETTLES_AS_IT_IS = (11, 6, 2)
+"""The first MariaDB on which a message is settled whatever its transaction has read before."""
+
 OWN_CONNECTIONS = 10
 """Connections of the server that others need besides the clients' and the engine's."""
 
@@ -60,6 +63,19 @@ def of_server(row: Sequence[str | None], ahead_s: float, settings: Settings) -> 
     else:
         text = "no named time zones: conditions with CONVERT_TZ are NULL"
         yield Finding("warning", "time zones", text, "mysql_tzinfo_to_sql /usr/share/zoneinfo | mysql mysql")
+
+
+def of_snapshot_isolation(version: str, variable: Sequence[Sequence[str | None]]) -> Iterator[Finding]:
+    """The finding about `innodb_snapshot_isolation`, by its row if the server has it, and VERSION() in
+    hexadecimal."""
+    about = "innodb_snapshot_isolation"
+    if [value for _, value in variable] != ["ON"]:
+        return
+    if tuple(map(int, re.findall(r"\d+", from_hex(version))[:3])) >= SETTLES_AS_IT_IS:
+        yield Finding("ok", about, "ON: it concerns no ACK, NACK, EXTEND or FOR UPDATE through the proxy")
+    else:
+        text = "ON: an ACK fails (1020) in a transaction that read before the message was delivered or extended"
+        yield Finding("warning", about, text, "SET GLOBAL innodb_snapshot_isolation = OFF, and in my.cnf")
 
 
 def ahead_s(server_ns: int) -> float:

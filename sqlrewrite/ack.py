@@ -56,6 +56,9 @@ from sqlrewrite.lexicon import (
 from sqlrewrite.names import Param, TableName, unquote
 from sqlrewrite.values import number
 
+AS_IT_IS: Final = b"/*M!110602 SET STATEMENT innodb_snapshot_isolation = OFF FOR */ "
+"""Before the UPDATE: it is about the message as it is, whatever the transaction has read before. From
+this version on, MariaDB would otherwise refuse a message that was delivered or extended since (1020)."""
 NOW = b"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 """The server's time in nanoseconds."""
 
@@ -198,7 +201,8 @@ class SettleStatement:
                 if reason.at is not None:
                     changes += b", %b = UTC_TIMESTAMP(6)" % reason.at
         index = b" FORCE INDEX (PRIMARY)" if by_primary_key and self.keys is not None else b""
-        return b"UPDATE %b%b SET %b WHERE %b AND (%b\n)" % (self.table_sql, index, changes, guard, self.condition)
+        guarded = b"%b AND (%b\n)" % (guard, self.condition)
+        return b"%bUPDATE %b%b SET %b WHERE %b" % (AS_IT_IS, self.table_sql, index, changes, guarded)
 
     def _delay_ns(self) -> bytes:
         if isinstance(self.delay_s, Decimal):

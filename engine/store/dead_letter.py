@@ -167,4 +167,4 @@ class DeadLetterMove:
 
 def _passing(error: StoreError) -> bool:
     """Whether the error is not about the rows: another transaction won, or the connection broke."""
-    return error.code in {ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT} or error.code // 1000 == 2
+    return error.rolled_back or error.waited or error.code // 1000 == 2

@@ -67,7 +67,6 @@ from engine.store.partitions import Retention
 from engine.store.pool import Pool
 from engine.store.port import Answer, Described, Listing, Origin, Roster, StoreError, Timed
 from engine.store.privileges import Rights, read_grants
-from engine.store.pymysql_adapter import ER
 from engine.store.queries import START_OF_TIME_NS, statement, statements_of
 from engine.store.reach import Reach
 from engine.store.recent import Recent
@@ -589,9 +588,9 @@ class MySQLStore:
     # Repeated transactions.
 
     def _retried(self, transaction: Callable[[], T]) -> T:
-        """Run a transaction, again after a deadlock."""
+        """Run a transaction, again if the server has rolled it back."""
         attempts = Retrying(
-            retry=retry_if_exception(_is_deadlock),
+            retry=retry_if_exception(_was_rolled_back),
             stop=stop_after_attempt(self._limits.attempts),
             wait=wait_random(0, self._limits.attempt_pause_s),
             reraise=True,
@@ -609,5 +608,5 @@ def _still_ours(entries: Sequence[Entry], returns: Sequence[Return]) -> list[Ret
     ]
 
 
-def _is_deadlock(error: BaseException) -> bool:
-    return isinstance(error, StoreError) and error.code == ER.LOCK_DEADLOCK
+def _was_rolled_back(error: BaseException) -> bool:
+    return isinstance(error, StoreError) and error.rolled_back

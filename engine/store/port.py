@@ -80,6 +80,11 @@ without a change of a table or an account."""
 
 LOCK_WAIT_TIMEOUT = 1205
 
+ROLLED_BACK = frozenset({1020, 1213})
+"""Errors with which the server has rolled the whole transaction back in favour of another one: a row
+has changed since this one began to read (MariaDB's innodb_snapshot_isolation; not under READ
+COMMITTED, which the engine's are), and a deadlock."""
+
 
 class StoreError(Exception):
     """The call failed, or its result was lost. Then it is unknown whether the database executed it.
@@ -87,7 +92,7 @@ class StoreError(Exception):
     `code` is MySQL's error number, 0 without one. `lasting`: another attempt fails too until
     somebody changes the table (it was dropped, a column is missing, a privilege is denied).
     `unreachable`: the error is in UNREACHABLE, and not about the statement. `waited`: another session
-    held a lock for too long.
+    held a lock for too long. `rolled_back`: the error is in ROLLED_BACK.
     """
 
     def __init__(self, message: str, *, code: int = 0, lasting: bool = False) -> None:
@@ -96,6 +101,7 @@ class StoreError(Exception):
         self.lasting = lasting
         self.unreachable = code in UNREACHABLE
         self.waited = code == LOCK_WAIT_TIMEOUT
+        self.rolled_back = code in ROLLED_BACK
 
 
 class NoPrimaryError(StoreError):

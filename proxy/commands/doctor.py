@@ -21,7 +21,7 @@ from engine.queue_table import BrokenTable
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
-from proxy.checks import Finding, ahead_s, of_server
+from proxy.checks import Finding, ahead_s, of_server, of_snapshot_isolation
 from proxy.commands.connection import EXIT_FAILED
 from proxy.commands.servers import addresses, backend_options, settings_of
 from proxy.session.queries import sql
@@ -43,6 +43,7 @@ def findings(settings: Settings, address: BackendAddress, store: MySQLStore) -> 
     """All findings, the server first. Raises StoreError if the server cannot be read."""
     found = store.read(sql("doctor"))
     yield from of_server(found.value[0], ahead_s(found.now_ns), settings)
+    yield from of_snapshot_isolation(found.value[0][0] or "", store.read(sql("doctor_snapshot_isolation")).value)
     ((_, cipher),) = store.read(sql("doctor_tls")).value
     yield _backend_tls(cipher or "", address)
     listing = store.discover().value

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import NO_IDS, Engine
+from engine.store.port import ROLLED_BACK
 from proxy.session.own_acks import AckForm
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
@@ -164,8 +165,6 @@ def _may_undo(outcome: Outcome[PendingCommand]) -> bool:
 
 
 ENDS = (TransactionEnd.COMMIT, TransactionEnd.ROLLBACK)
-DEADLOCK = 1213
-"""The error with which the server rolls back the whole transaction."""
 ROLLING_BACK = frozenset((int(Commands.COM_RESET_CONNECTION), COM_CHANGE_USER))
 """Commands that end the open transaction without a commit."""
 
@@ -238,7 +237,7 @@ class CommitNotices:
         """Find out whether the command has ended the transaction. In doubt, the messages are free
         again and no failure is counted: their rows decide."""
         pending = outcome.pending
-        if outcome.error_code == DEADLOCK or (outcome.ok and outcome.command in ROLLING_BACK):
+        if outcome.error_code in ROLLED_BACK or (outcome.ok and outcome.command in ROLLING_BACK):
             self.locks_gone(failed=True)
         elif pending in ENDS:
             self.locks_gone(failed=outcome.ok and pending is TransactionEnd.ROLLBACK)

@@ -100,8 +100,9 @@ SELECT $columns FROM $table WHERE $condition LIMIT 0
 -- name: lock_messages
 -- Locks the messages of a STREAM … FOR UPDATE in the client's transaction, and returns their rows
 -- behind one column: the id, or what a scan would have shown. Rows that others have locked are left
--- out. Where the order of delivery is that of the ids, it costs no sort.
-SELECT /* ackstream lock */ $first, $columns
+-- out. Where the order of delivery is that of the ids, it costs no sort. MariaDB may not refuse it
+-- because a row has changed since the transaction began to read: the lock is on the row as it is.
+/*M!110602 SET STATEMENT innodb_snapshot_isolation = OFF FOR */ SELECT /* ackstream lock */ $first, $columns
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL AND (time_next IS NULL OR time_next <= $now_ns)
     AND ($alive) AND ($condition)
@@ -422,6 +423,10 @@ LIMIT 1
 -- name: doctor_tls
 -- The cipher of the connection, empty without TLS. On a connection of the engine's account.
 SHOW SESSION STATUS LIKE 'Ssl_cipher'
+
+-- name: doctor_snapshot_isolation
+-- No row where the server does not have this variable. On a connection of the engine's account.
+SHOW GLOBAL VARIABLES LIKE 'innodb_snapshot_isolation'
 
 -- name: shown_messages
 -- The first unacknowledged messages of a queue, for the admin port's page. On the engine's connection.

@@ -62,6 +62,13 @@ UNREADABLE_CONDITION: Final = {
     )
 }
 
+RECORD_CHANGED: Final = 1020
+READ_BEFORE: Final = (
+    "the transaction is rolled back, because it began to read before the message was delivered or extended:"
+    " SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, or let it begin with the STREAM"
+)
+"""Only from versions of MariaDB that do not know AS_IT_IS and were told to refuse such rows."""
+
 NO_REASON_COLUMN: Final = "{} has no column for a REASON: ALTER QUEUE {} REASON = reason adds one"
 
 
@@ -225,21 +232,28 @@ def _set(future: asyncio.Future[bool], result: bool) -> None:  # noqa: FBT001
         future.set_result(result)
 
 
-def _about_own_text(session: ClientSession, statement: SettleStatement, text: bytes, update: bytes) -> Rephrase | None:
-    """Turns the server's syntax error about the UPDATE into one about the client's statement. None: the
-    condition is of a form that each server can read, or of megabytes."""
+def _about_own_text(session: ClientSession, statement: SettleStatement, text: bytes, update: bytes) -> Rephrase:
+    """Turns the server's syntax error about the UPDATE into one about the client's statement: not if the
+    condition is of a form that each server can read, or of megabytes. `_advised` does the rest."""
     if statement.keys is not None or len(update) > TEXT_MAX:
-        return None
+        return _advised
     codec = session.codec
 
     def rephrase(error: ServerError) -> ServerError | None:
         if error.code != PARSE_ERROR:
-            return None
+            return _advised(error)
         own, sent = text.decode(codec, "replace"), update.decode(codec, "replace")
         rephrased = in_own_words(error.message, sent, own, statement.verb.name, UNREADABLE_CONDITION[statement.verb])
         return ServerError(rephrased.code, rephrased.sqlstate, rephrased.message)
 
     return rephrase
+
+
+def _advised(error: ServerError) -> ServerError | None:
+    """An error about a row that has changed since the transaction began to read, with what to do."""
+    if error.code != RECORD_CHANGED:
+        return None
+    return ServerError(error.code, error.sqlstate, f"{error.message}; {READ_BEFORE}")
 
 
 def _reason_columns(columns: SettleColumns) -> ReasonColumns | None:

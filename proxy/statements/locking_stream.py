@@ -27,9 +27,9 @@ from engine.model import Entry, Key, Selection
 from engine.packets import prepare_ok_at
 from engine.quoting import quoted
 from engine.runtime.table_runner import LockAnswer
+from engine.store.port import ROLLED_BACK
 from engine.store.queries import TableStatements
 from engine.store.row_packets import split_binary_row, split_text_row
-from proxy.session.commit_notices import DEADLOCK
 from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.queries import sql
 from proxy.session.stream import SERVER_LOST, Stream
@@ -269,7 +269,7 @@ class LockingSession:
         stream.lock_ends()
         if (error := done.error) is not None:
             stream.refuse(error)
-            if error.code == DEADLOCK:
+            if error.code in ROLLED_BACK:
                 session.commit_notices.locks_gone(failed=True)
 
     async def _query(self, on_header: OnPayloads, on_rows: OnPayloads, text: bytes) -> Answer:

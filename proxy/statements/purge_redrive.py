@@ -19,6 +19,7 @@ from engine.model import Key, TableId
 from engine.queue_table import QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.service import Engine
+from engine.store.port import ROLLED_BACK
 from engine.store.queries import FORMS
 from proxy.session.internal_queries import (
     Refused,
@@ -45,9 +46,7 @@ BATCH_ROWS = 1_000
 milliseconds."""
 
 ATTEMPTS_MAX = 5
-"""Attempts at a batch that the server chose as the victim of a deadlock."""
-
-DEADLOCK = 1213
+"""Attempts at a batch that the server rolls back in favour of another transaction."""
 
 COLUMNS_MAX = 4_096
 """The most columns that a table can have."""
@@ -181,7 +180,7 @@ async def _in_batches(
 
 
 async def _in_transaction(session: ClientSession, work: Callable[[], Awaitable[_Batch]]) -> _Batch:
-    """Run one batch and commit it; repeat it if it was the victim of a deadlock."""
+    """Run one batch and commit it; repeat it if the server rolled it back in favour of another transaction."""
     attempts = 0
     while True:
         attempts += 1
@@ -193,8 +192,8 @@ async def _in_transaction(session: ClientSession, work: Callable[[], Awaitable[_
             return done
         except (Refused, ServerError) as error:
             await session.internal_query(sql("rollback").encode())
-            deadlock = isinstance(error, Refused) and parse_err(error.payload).code == DEADLOCK
-            if not deadlock or attempts == ATTEMPTS_MAX:
+            rolled_back = isinstance(error, Refused) and parse_err(error.payload).code in ROLLED_BACK
+            if not rolled_back or attempts == ATTEMPTS_MAX:
                 raise
 
 

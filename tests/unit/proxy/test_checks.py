@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from engine.store.opening import BackendAddress
 from proxy.backend import Backend
-from proxy.checks import of_server
+from proxy.checks import of_server, of_snapshot_isolation
 from proxy.commands.doctor import _backend_tls, client_tls
 from proxy.settings import Endpoint, Settings
 from proxy.transport import certificates
@@ -44,6 +44,22 @@ def levels(row: list[str], ahead_s: float = 0.0, **settings: Any) -> dict[str, s
 )
 def test_each_setting_of_the_server_has_its_finding(at: int, value: str, found: dict[str, str]) -> None:
     assert levels([*GOOD[:at], value, *GOOD[at + 1 :]]) == found
+
+
+@pytest.mark.parametrize(
+    ("version", "value", "expected"),
+    [
+        (b"11.8.9-MariaDB", ["ON"], ["ok"]),
+        (b"11.6.2-MariaDB", ["ON"], ["ok"]),
+        (b"11.6.1-MariaDB", ["ON"], ["warning"]),
+        (b"10.11.19-MariaDB", ["ON"], ["warning"]),
+        (b"10.11.19-MariaDB", ["OFF"], []),
+        (b"9.7.0", [], []),
+    ],
+)
+def test_isolation_that_refuses_acks_is_a_finding(version: bytes, value: list[str], expected: list[str]) -> None:
+    variable = [("innodb_snapshot_isolation", one) for one in value]
+    assert [finding.level for finding in of_snapshot_isolation(version.hex(), variable)] == expected
 
 
 def test_of_several_servers_some_may_be_read_only() -> None:

@@ -8,6 +8,7 @@ from decimal import Decimal
 import pytest
 
 from sqlrewrite.ack import (
+    AS_IT_IS,
     DELAY_MAX_S,
     KEYS_MAX,
     NOW,
@@ -31,7 +32,7 @@ def refusal(sql: bytes, codec: str = "utf-8", **modes: bool) -> SqlError:
 
 def test_the_update_is_guarded_before_the_condition_and_closed_after_it() -> None:
     assert parse_settle(b"ACK FROM app.`t` WHERE id = 5 OR TRUE -- all").update() == (
-        b"UPDATE app.`t` SET " + acknowledged(0) + b" WHERE time_acked IS NULL AND (id = 5 OR TRUE -- all\n)"
+        AS_IT_IS + b"UPDATE app.`t` SET " + acknowledged(0) + b" WHERE time_acked IS NULL AND (id = 5 OR TRUE -- all\n)"
     )
 
 
@@ -329,7 +330,7 @@ def test_the_time_stands_at_the_end_outside_quotes_and_parentheses(sql: bytes, d
     statement = parse_settle(sql)
     assert (statement.delay_s, statement.condition) == (Decimal(delay_s), condition)
     assert statement.update() == (
-        b"UPDATE t SET time_next = %b + %d%b%b\n)" % (NOW, Decimal(delay_s) * 10**9, GUARD, condition)
+        b"%bUPDATE t SET time_next = %b + %d%b%b\n)" % (AS_IT_IS, NOW, Decimal(delay_s) * 10**9, GUARD, condition)
     )
 
 
@@ -388,7 +389,7 @@ def test_as_many_ids_as_a_queue_has_in_flight_are_read_and_of_more_it_is_not_kno
     assert few.keys == tuple(b"%d" % number for number in range(KEYS_MAX))
     assert many.keys is None
     assert many.condition == ids(KEYS_MAX + 1)
-    assert many.update().startswith(b"UPDATE t SET time_acked = ")
+    assert many.update().startswith(AS_IT_IS + b"UPDATE t SET time_acked = ")
 
 
 def test_parameters_are_counted_where_the_ids_are_not_read() -> None:

@@ -115,7 +115,7 @@ def test_a_string_is_written_in_hexadecimal(text: str) -> None:
         (IdKind.TEXT, "é'".encode(), "é'", "_utf8mb4 x'c3a927'"),
         (IdKind.BINARY, b"\x00\xff'", b"\x00\xff'", "x'00ff27'"),
         (IdKind.BINARY, b"", b"", "x''"),
-        (IdKind.TIMESTAMP, b"1704103200.500000", "1704103200.500000", "FROM_UNIXTIME(1704103200.500000)"),
+        (IdKind.TIMESTAMP, b"1704103200.500000", "1704103200.500000", "TIMESTAMP(FROM_UNIXTIME(1704103200.500000))"),
         (IdKind.OTHER, b"2024-01-01", "2024-01-01", "_utf8mb4 x'323032342d30312d3031'"),
     ],
 )

@@ -291,6 +291,7 @@ def locking(notices: CommitNotices) -> CommitNotices:
         (done(None), ENDED),
         (done(Touched("other", schema=True)), ENDED),
         (Outcome(3, None, False, IN_TRANS, error_code=1213), FAILED),
+        (Outcome(3, None, False, IN_TRANS, error_code=1020), FAILED),
         (Outcome(0x1F, None, True, AUTOCOMMIT), FAILED),
         (Outcome(3, Touched(None), True, IN_TRANS, results=2), ENDED),
     ],
