@@ -355,13 +355,11 @@ class SemaphoreLeft(NamedTuple):
     """None: it does not exist."""
     holders: Mapping[Holder, int]
     """The messages that hold it, and the ends of their leases, if all places are held; else none."""
-    busy: bool = False
-    """Other claims had its lock all the time: the rest is unknown."""
 
 
 class ClaimResult(NamedTuple):
     """Committed claims, and their rows if these were read behind the commit; None: they were not, or
-    could not be read. `limits`: None for a queue whose limits the database does not keep."""
+    could not be read. `limits`: None for a queue without limits."""
 
     claims: tuple[Claimed, ...]
     rows: FetchResult | None

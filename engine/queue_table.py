@@ -15,8 +15,9 @@ from typing import Final
 
 from engine.model import Group, Key, TableId
 
-RATES = "ackstream_rates"
-"""The table with the state of `max_rate` of all queues of its database."""
+LIMITS = "ackstream_limits"
+"""The table with a row for each queue of its database with a limit of its own: the lock of its claims, and
+the state of `max_rate`."""
 
 GROUP_RATES = "ackstream_group_rates"
 """The table with the state of `group_rate` of all queues of its database."""
@@ -61,13 +62,7 @@ class Policy:
     max_rate: float | None = None
     """Deliveries a second."""
     paused: bool = False
-    """Whether nothing is delivered, by any proxy."""
-    paced: bool = False
-    """Whether the database keeps `max_rate`, so that it holds over all proxies. Not in the comment: it
-    follows from the table of rates and the privileges on it."""
-    counted: bool = False
-    """Whether the database counts the messages in flight for `max_in_flight`, so that it holds over all
-    proxies. Not in the comment: it follows from the table's indexes."""
+    """Whether nothing is delivered, by any proxy: the comment says so, or a limit cannot be kept."""
     group_by: tuple[str, ...] = ()
     """The columns whose values divide the messages into groups, as the comment spells them; empty: the
     queue has no groups."""
@@ -77,12 +72,8 @@ class Policy:
     """How many messages of a group may be in flight; None: any number."""
     group_strict: bool = False
     """Whether the messages of a group are delivered in the order of their ids, one run at a time."""
-    groups_counted: bool = False
-    """Whether the database counts the messages in flight of each group, so that `group_limit` holds over
-    all proxies. Not in the comment: it follows from the table's indexes."""
     group_rate: float | None = None
-    """Deliveries of a group a second; None: any number. The database keeps it for all proxies. Where it
-    cannot, the queue is paused."""
+    """Deliveries of a group a second; None: any number."""
 
     @property
     def group_most(self) -> int | None:
@@ -99,9 +90,6 @@ class Policy:
     semaphores: str | None = None
     """The column with the semaphores that a message needs, as the comment spells it; None: it needs
     none."""
-    semaphores_counted: bool = False
-    """Whether the database counts who holds semaphores. Not in the comment: it follows from the table's
-    indexes."""
 
     @property
     def grouping(self) -> tuple[str, ...]:
@@ -115,10 +103,21 @@ class Policy:
         return len(self.group_by) if self.group_by and self.semaphores is not None else None
 
     @property
+    def limited(self) -> bool:
+        """Whether the queue has a limit of its own: each claim locks its row in the table of limits."""
+        limits = (self.max_in_flight, self.max_rate, self.group_most, self.group_rate)
+        return any(limit is not None for limit in limits)
+
+    @property
+    def counts_in_flight(self) -> bool:
+        """Whether a limit counts messages in flight, by the index of the lease column."""
+        limits = (self.max_in_flight, self.group_most, self.semaphores)
+        return any(limit is not None for limit in limits)
+
+    @property
     def locked_claims(self) -> bool:
-        """Whether the database keeps a limit, so that claims with the same limit wait for each other."""
-        of_queue = self.counted or self.paced or self.groups_counted or self.group_rate is not None
-        return of_queue or self.semaphores_counted
+        """Whether claims with the same limit wait for each other in the database."""
+        return self.limited or self.semaphores is not None
 
     batch_by: str | None = None
     """The column with the batch that a message is a part of; None: its messages are no parts."""
@@ -244,9 +243,9 @@ class QueueTable:
     decide it, and the engine's account may carry it out and see triggers."""
 
     @property
-    def rates(self) -> TableId:
-        """The table of rates of its database."""
-        return TableId(self.id.db, RATES)
+    def limits(self) -> TableId:
+        """The table of limits of its database."""
+        return TableId(self.id.db, LIMITS)
 
     @property
     def group_rates(self) -> TableId:

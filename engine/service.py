@@ -22,7 +22,7 @@ from engine.dispatch.subscribers import Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.keys import all_certain, certain, key_of, keys_of
 from engine.model import ANYTHING, Entry, Key, RowFormat, Selection, TableId
-from engine.queue_table import BrokenTable, IdKind, QueueTable, SettleColumns
+from engine.queue_table import BrokenTable, IdKind, Policy, QueueTable, SettleColumns
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
 from engine.runtime.follow_up_queues import FollowUpQueues
 from engine.runtime.gathered_acks import AckResult, GatheredAcks, Reports
@@ -196,6 +196,11 @@ class Engine:
         `fresh`: described now. Raises StoreError.
         """
         return await self._queues.inspect(table, fresh=fresh)
+
+    async def limits_problem(self, table: TableId, policy: Policy) -> str | None:
+        """Why the limits of a queue with this policy could not be kept over all proxies, apart from its
+        indexes; None if they can. Raises StoreError."""
+        return await self._executor.call(self._executor.store.limits_problem, table, policy)
 
     async def refresh_catalog(self) -> None:
         """Read the whole catalog now. Raises StoreError."""

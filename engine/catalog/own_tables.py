@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from engine.catalog.verdict import Column, TableFacts
 from engine.model import TableId
-from engine.queue_table import GROUP_RATES, PRIMARY_KEY, RATES, SEMAPHORES, Policy
+from engine.queue_table import GROUP_RATES, LIMITS, PRIMARY_KEY, SEMAPHORES, Policy
 
 PREFIX = "ackstream:"
 """The beginning of their comments."""
@@ -61,6 +61,12 @@ class OwnTable:
     """Those of the present version. Of a later one there may be more."""
     key: tuple[str, ...]
     """The columns of the primary key."""
+    privileges: tuple[str, ...]
+    """Those that the engine's account needs on it."""
+    checks: tuple[str, ...]
+    """The names of the queries that need these privileges and change nothing, one that reads first: `$own`."""
+    optional: bool = False
+    """Whether a database without it counts as one with an empty one."""
     upgrades: tuple[str, ...] = ()
     """The names of the queries that lead from version 1 to 2, from 2 to 3, and so on. Each is one
     ALTER TABLE that also sets the comment, so that an upgrade is there as a whole or not at all."""
@@ -115,13 +121,15 @@ def _refused(place: TableId, differences: Iterable[str]) -> str:
     return f"{place} is not as ackstream makes it ({'; '.join(differences)}): drop it, and run ackstream migrate"
 
 
-RATES_TABLE = OwnTable(
-    RATES,
-    "MAX_RATE of the queues over all proxies",
-    lambda policy: policy.max_rate is not None,
-    "create_rates",
+LIMITS_TABLE = OwnTable(
+    LIMITS,
+    "the locks of queues with limits, and MAX_RATE over all proxies",
+    lambda policy: policy.limited,
+    "create_limits",
     (OwnColumn("queue", *NAME_TYPE), OwnColumn("full_ns", "bigint")),
     ("queue",),
+    ("SELECT", "INSERT", "UPDATE"),
+    ("rights_limits_read", "rights_limits_write"),
 )
 
 GROUP_RATES_TABLE = OwnTable(
@@ -131,6 +139,8 @@ GROUP_RATES_TABLE = OwnTable(
     "create_group_rates",
     (OwnColumn("queue", *NAME_TYPE), OwnColumn("group_hash", "binary", 32), OwnColumn("full_ns", "bigint")),
     ("queue", "group_hash"),
+    ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    ("rights_group_rates_read", "rights_group_rates_write", "rights_group_rates_delete"),
 )
 
 SEMAPHORES_TABLE = OwnTable(
@@ -140,7 +150,10 @@ SEMAPHORES_TABLE = OwnTable(
     "create_semaphores",
     (OwnColumn("name", *NAME_TYPE), OwnColumn("capacity", "int")),
     ("name",),
+    ("SELECT", "UPDATE"),
+    ("rights_semaphores_read",),
+    optional=True,
 )
 
-OWN_TABLES = {table.name: table for table in (RATES_TABLE, GROUP_RATES_TABLE, SEMAPHORES_TABLE)}
+OWN_TABLES = {table.name: table for table in (LIMITS_TABLE, GROUP_RATES_TABLE, SEMAPHORES_TABLE)}
 """All of them, by name."""

@@ -24,12 +24,6 @@ OF_DEAD_LETTERS = ("SELECT", "INSERT", "DELETE")
 OF_GATHERED_ACKS = ("SELECT", "UPDATE", "TRIGGER")
 """To acknowledge for clients, and to see whether the table has triggers."""
 
-OF_RATES = ("SELECT", "INSERT", "UPDATE")
-"""On the table of rates of the queue's database."""
-
-OF_GROUP_RATES = (*OF_RATES, "DELETE")
-"""On the table of the rates of message groups. Those that are at their full rate again are deleted."""
-
 _GRANT = re.compile(r"GRANT (?P<what>.+?) ON (?P<where>\*\.\*|`(?:[^`]|``)+`\.(?:\*|`(?:[^`]|``)+`)) TO ")
 _ON_COLUMNS = re.compile(r"[A-Z ]+\([^()]*\)")
 _KILLS = frozenset({"CONNECTION_ADMIN", "CONNECTION ADMIN", "SUPER"})

@@ -155,9 +155,8 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
     group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.grouping)
     lease_index = _lease_index(policy, facts.indexes, group_columns[-1:] if policy.semaphores else group_columns)
     order_index = _order_index(group_columns, facts.indexes)
-    policy, unkept = _kept(facts.id, policy, lease_index, order_index)
     group_index = _group_index(group_columns, facts.indexes)
-    return QueueTable(
+    queue = QueueTable(
         id=facts.id,
         policy=replace(policy, groups_indexed=group_index is not None),
         id_kind=_KINDS.get(columns["id"].data_type, IdKind.OTHER),
@@ -178,8 +177,6 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         advice=tuple(_advice(facts, scan, columns)),
         warnings=(
             *comment_warnings(facts.comment),
-            *_limit_warnings(facts.id, policy),
-            *unkept,
             *_group_warnings(facts, policy, group_columns, group_index),
         ),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
@@ -188,26 +185,41 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         folds_names=facts.folds_names,
         writes_alike=_writes_alike(facts),
     )
+    problem = _unkept(queue)
+    return queue if problem is None else held_back(queue, problem)
 
 
-def _kept(
-    table: TableId, policy: Policy, lease_index: str | None, order_index: str | None
-) -> tuple[Policy, Sequence[str]]:
-    """The policy with what the database keeps of it by these indexes. Warnings say why nothing is
-    delivered."""
-    counted = lease_index is not None
-    unordered = policy.group_strict and (order_index is None or not counted)
-    uncounted = policy.semaphores is not None and not counted
-    warnings = [_unordered_warning(table)] if unordered else []
-    warnings += [_uncounted_warning(table, policy)] if uncounted else []
-    kept = replace(
-        policy,
-        counted=policy.max_in_flight is not None and counted,
-        groups_counted=policy.group_most is not None and counted,
-        semaphores_counted=policy.semaphores is not None and counted,
-        paused=policy.paused or bool(warnings),
+def held_back(queue: QueueTable, problem: str) -> QueueTable:
+    """The queue, of which nothing is delivered, because a limit cannot be kept over all proxies. `problem`:
+    the reason, with the statement that mends it."""
+    warnings = (*queue.warnings, f"nothing is delivered: {problem}")
+    return replace(queue, policy=replace(queue.policy, paused=True), warnings=warnings)
+
+
+def limit_again(policy: Policy) -> str:
+    """The option with which ALTER QUEUE adds all that the limits of a queue require: one that it has."""
+    options = (
+        ("MAX_IN_FLIGHT", policy.max_in_flight),
+        ("GROUP_ORDER", "STRICT" if policy.group_strict else None),
+        ("GROUP_LIMIT", policy.group_limit),
+        ("MAX_RATE", None if policy.max_rate is None else f"{policy.max_rate:g}"),
+        ("GROUP_RATE", None if policy.group_rate is None else f"{policy.group_rate:g}"),
+        ("SEMAPHORES", None if policy.semaphores is None else f"({policy.semaphores})"),
     )
-    return kept, warnings
+    return next(f"{name} = {value}" for name, value in options if value is not None)
+
+
+def _unkept(queue: QueueTable) -> str | None:
+    """What the table lacks so that its limits can be kept; None: nothing."""
+    policy = queue.policy
+    lacking = None
+    if policy.counts_in_flight and queue.lease_index is None:
+        lacking = "a lease column and an index" if policy.lease is None else "an index on the lease column"
+    elif policy.group_strict and queue.order_index is None:
+        lacking = "the index of strict order"
+    if lacking is None:
+        return None
+    return f"ALTER QUEUE {queue.id} {limit_again(policy)} adds what is missing ({lacking})"
 
 
 def _writes_alike(facts: TableFacts) -> bool:
@@ -289,33 +301,6 @@ def _reason(policy: Policy, columns: Mapping[str, Column]) -> ReasonColumn | Non
     fits = at is not None and at.data_type == "datetime" and not at.generated
     chars_max = _REASON_CHARS[column.data_type] or column.length_chars
     return ReasonColumn(column.name, at.name if at is not None and fits else None, chars_max)
-
-
-def _limit_warnings(table: TableId, policy: Policy) -> Iterable[str]:
-    lacking = "a lease column and an index" if policy.lease is None else "an index on the lease column"
-    for name, most, counted in (
-        ("max_in_flight", policy.max_in_flight, policy.counted),
-        ("group_limit", None if policy.group_strict else policy.group_limit, policy.groups_counted),
-    ):
-        if most is not None and not counted:
-            yield (
-                f"{name} holds at each proxy alone, for lack of {lacking}: "
-                f"ALTER QUEUE {table} {name.upper()} = {most} adds what is missing"
-            )
-
-
-def _unordered_warning(table: TableId) -> str:
-    return (
-        "group_order=strict cannot be kept for lack of an index, so nothing is delivered: "
-        f"ALTER QUEUE {table} GROUP_ORDER = STRICT adds what is missing"
-    )
-
-
-def _uncounted_warning(table: TableId, policy: Policy) -> str:
-    return (
-        "semaphores cannot be counted for lack of an index on a lease column, so nothing is delivered: "
-        f"ALTER QUEUE {table} SEMAPHORES = ({policy.semaphores}) adds what is missing"
-    )
 
 
 def _order_index(group: Sequence[GroupColumn], indexes: Sequence[Index]) -> str | None:

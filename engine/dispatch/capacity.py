@@ -4,12 +4,12 @@ Three bounds meet here: the messages in flight (`vt_cache_size`, `max_in_flight`
 (`max_rate`) and the size and number of claims. The credit of the streams is not part of it: callers
 pass the demand that remains after credit.
 
-With `policy.counted`, the database counts the messages in flight of all proxies in each claim, and
+With `max_in_flight`, the database counts the messages in flight of all proxies in each claim, and
 `places` is how many more it has allowed since. It is a hint: the next claim counts again. While
 there is none, no claim starts before a report that a place may be free: an own delivery is over
 (`places_freed`), a message of another proxy may be over (`reopen`), the first wait of all messages in
-flight ends, or a pause is over. With `policy.paced`, the database also keeps the rate of all proxies, and
-returns when it allows the next messages. The token bucket here bounds the claims of this proxy.
+flight ends, or a pause is over. With `max_rate`, it also keeps the rate of all proxies, and returns when
+it allows the next messages. The token bucket here bounds the claims of this proxy.
 """
 
 from __future__ import annotations

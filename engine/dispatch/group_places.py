@@ -7,7 +7,7 @@ over, or until the next poll. So a group at its limit causes no claim before it 
 
 The places of semaphores and the rates of groups are kept beside (`SemaphorePlaces`, `GroupRates`).
 
-All this is a hint. With `policy.groups_counted`, each claim counts again in the database.
+All this is a hint. Each claim counts again in the database.
 """
 
 from __future__ import annotations

@@ -25,9 +25,6 @@ from engine.queue_table import Policy
 KNOWN_MAX = 1_024
 """Semaphores of which the holders are remembered: those that were found last. Others are tried."""
 
-BUSY_NS = 100_000_000
-"""Pause before a semaphore is tried again that other claims had locked all the time."""
-
 
 @lru_cache(maxsize=4_096)
 def names_in(text: str) -> frozenset[str]:
@@ -111,7 +108,7 @@ class SemaphorePlaces:
             self._forget(left.name)
             if self._all_over:
                 continue
-            until_ns = now.server_ns + (BUSY_NS if left.busy else self._policy.poller_interval_ns)
+            until_ns = now.server_ns + self._policy.poller_interval_ns
             holders = {
                 holder: end_ns
                 for holder, end_ns in left.holders.items()
@@ -119,8 +116,7 @@ class SemaphorePlaces:
             }
             ends = [(end_ns, holder) for holder, end_ns in holders.items()]
             ends.sort(key=lambda end: end[0])
-            capacity = 0 if left.busy else left.capacity
-            self._known[left.name] = _Known(capacity, holders, ends, until_ns)
+            self._known[left.name] = _Known(left.capacity, holders, ends, until_ns)
             for holder in holders:
                 self._held.setdefault(holder, set()).add(left.name)
         for name in [*islice(self._known, max(0, len(self._known) - KNOWN_MAX))]:

@@ -205,7 +205,7 @@ class Queues:
         if isinstance(found, BrokenTable) and found.denied:
             return SettleColumns(found.id)
         queue = await self.queue(table)
-        counted = queue.policy.counted or queue.policy.groups_counted or queue.policy.semaphores_counted
+        counted = queue.policy.counts_in_flight
         by_primary_key = queue.id_index == PRIMARY_KEY
         return SettleColumns(queue.id, queue.lease_column, counted, queue.reason, by_primary_key=by_primary_key)
 

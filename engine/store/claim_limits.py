@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
@@ -15,18 +14,13 @@ from engine.store.claim_plan import GroupCounts, GroupPaces, SemaphoreCounts, gr
 from engine.store.connection import Result, StoreConnection
 from engine.store.group_rates import ClaimGroupRates
 from engine.store.pace import Pace
+from engine.store.port import StoreError
 from engine.store.queries import TableStatements, statement
 from engine.store.semaphores import ClaimSemaphores
 
-LOCK_WAIT_S = 1
-"""How long a claim waits for another one with the same limit: hundreds of times what that takes. A
-thread of the engine waits meanwhile."""
-
 HOLDER_IDLE_S = 3
-"""The server ends a session that holds the lock and sends nothing for this time: its proxy is frozen,
+"""The server ends a session that has locked a limit and sends nothing for this time: its proxy is frozen,
 or its machine is gone. Between the two packets of a claim are microseconds."""
-
-_TAKEN = b"1"
 
 
 class ClaimLimits:
@@ -38,24 +32,21 @@ class ClaimLimits:
         """`claim_s`: how long the last claim of this queue took. `semaphores`: those that its messages
         need."""
         policy = table.policy
-        self._most = policy.max_in_flight if policy.counted else None
+        self._most = policy.max_in_flight
         burst_s = BURST_S + min(claim_s, CLAIM_MAX_S)
-        self._pace = Pace(policy.max_rate, burst_s) if policy.paced and policy.max_rate is not None else None
+        self._pace = None if policy.max_rate is None else Pace(policy.max_rate, burst_s)
         self._strict = policy.group_strict
-        self._group_most = policy.group_most if policy.groups_counted and not self._strict else None
+        self._group_most = None if self._strict else policy.group_limit
         self._runs: Sequence[Sequence[Key]] = ()
         """In strict order: the messages that may be claimed together."""
         group_pace = None if policy.group_rate is None else Pace(policy.group_rate, burst_s)
         self._rates = None if group_pace is None else ClaimGroupRates(table, sql, group_pace)
         self._semaphores = semaphores
-        of_queue = (self._most, self._pace, self._group_most, self._rates)
-        self._of_queue = self._strict or any(limit is not None for limit in of_queue)
+        self._of_queue = policy.limited
         self.any = self._of_queue or semaphores is not None
-        """Whether there is a limit, and the claim holds a lock for it."""
-        self._lock = text_literal(lock_name(table)) if self._of_queue else ""
+        """Whether there is a limit, and the claim locks a row for it."""
         self._sql = sql
         self._table = table
-        self._taken = False
         self._free: int | None = None
         self._free_ns: int | None = None
         self._full_ns: int | None = None
@@ -66,21 +57,23 @@ class ClaimLimits:
 
     @property
     def before(self) -> list[str]:
-        """Before the transaction."""
-        if not self.any:
-            return []
-        take = [statement("limit_take", lock=self._lock, wait_s=LOCK_WAIT_S)] if self._of_queue else []
-        of_semaphores = self._semaphores.before if self._semaphores else []
-        return [statement("limit_session", idle_s=HOLDER_IDLE_S), *take, *of_semaphores]
+        """Before the transaction. The reset of the session behind it undoes this."""
+        return [statement("limit_session", idle_s=HOLDER_IDLE_S)] if self.any else []
+
+    @property
+    def locks(self) -> list[str]:
+        """First in the transaction: they lock the rows of the limits, the queue's own before those of
+        semaphores. A claim that waits for another one of its queue then holds no semaphore that other queues
+        need, and no claim that holds a semaphore waits for the row of a queue."""
+        of_queue = [statement("limit_lock", **self._row_words)] if self._of_queue else []
+        return [*of_queue, *(self._semaphores.locks if self._semaphores else ())]
 
     @property
     def within(self) -> list[str]:
-        """In the transaction, before the rows are locked."""
+        """Behind them, before the messages are locked."""
         statements = []
         if self._most is not None:
             statements.append(self._sql("limit_count", most=self._most, **self._lease_words))
-        if self._pace is not None:
-            statements.append(statement("rate_read", **self._rate_words))
         return [*statements, *(self._semaphores.within if self._semaphores else ())]
 
     def of_groups(self, wanted: Mapping[Key, Wanted]) -> list[str]:
@@ -135,38 +128,25 @@ class ClaimLimits:
             entry = None if head is None else Entry(self._sql.key(head), epoch, priority, due_ns)
             yield self._sql.key(raw or b""), entry
 
-    @property
-    def behind(self) -> list[str]:
-        """Behind the commit."""
-        if not self.any:
-            return []
-        release = [statement("limit_release", lock=self._lock)] if self._of_queue else []
-        of_semaphores = self._semaphores.behind if self._semaphores else []
-        return [*of_semaphores, *release, statement("limit_session", idle_s="DEFAULT")]
-
-    def read(self, before: Sequence[Result], within: Sequence[Result]) -> None:
-        """Take the results of `before` and `within`."""
+    def read(self, locked: Sequence[Result], within: Sequence[Result]) -> None:
+        """Take the results of `locks` and `within`. Raises NoLimitRow."""
         if self._semaphores is not None:
-            of_queue = (self._most is not None) + (self._pace is not None)
-            self._semaphores.read(before[-1], within[of_queue:])
-            within = within[:of_queue]
-        if not self._of_queue:
-            return
-        (taken,) = text_values(before[1].rows[0])
-        self._taken = taken == _TAKEN
+            self._semaphores.read(locked[-1], within[self._most is not None :])
+        if self._of_queue:
+            if not locked[0].rows:
+                raise NoLimitRow(self._table)
+            (full_ns,) = text_values(locked[0].rows[0])
+            self._full_ns = int(full_ns or 0)
         if self._most is not None:
             count, free_ns = text_values(within[0].rows[0])
             self._free = max(0, self._most - int(count or 0))
             self._free_ns = None if free_ns is None else int(free_ns)
-        if self._pace is not None and within[-1].rows:
-            (full_ns,) = text_values(within[-1].rows[0])
-            self._full_ns = int(full_ns or 0)
 
     def of_rows(
         self, connection: StoreConnection, found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]
     ) -> Mapping[Key, Entry]:
         """Note what the locked rows show. Returns those that may be claimed."""
-        if not self._table.policy.semaphores_counted:
+        if self._table.policy.semaphores is None:
             return found
         if self._semaphores is not None:
             self._semaphores.of_rows(connection, found)
@@ -180,10 +160,6 @@ class ClaimLimits:
 
     def places(self, now_ns: int) -> int | None:
         """How many messages may be claimed; None: any number."""
-        if not self._of_queue:
-            return None
-        if not self._taken:
-            return 0
         paced = None if self._pace is None else self._pace.allowed(self._full_ns, now_ns)
         return min((places for places in (self._free, paced) if places is not None), default=None)
 
@@ -193,7 +169,7 @@ class ClaimLimits:
         if self._pace is None or not claimed:
             return of_groups
         full_ns = self._pace.after(self._full_ns, now_ns, claimed)
-        return [statement("rate_write", full_ns=full_ns, **self._rate_words), *of_groups]
+        return [statement("limit_write", full_ns=full_ns, **self._row_words), *of_groups]
 
     def left(
         self, now_ns: int, claims: Sequence[Claimed], left_out: Sequence[Key], found: Mapping[Key, Entry]
@@ -201,8 +177,6 @@ class ClaimLimits:
         """What is left behind these claims; None without a limit. `found`: the rows that were locked."""
         if not self.any:
             return None
-        if self._of_queue and not self._taken:
-            return LimitsLeft(tuple(left_out), 0)
         ends = [claim.deadline_ns for claim in claims] if self._most is not None else []
         ends += [self._free_ns] if self._free_ns is not None else []
         places = None if self._free is None else self._free - len(claims)
@@ -221,12 +195,22 @@ class ClaimLimits:
         }
 
     @property
-    def _rate_words(self) -> dict[str, str]:
-        return {"rates": qualified(self._table.rates), "queue": text_literal(self._table.id.name)}
+    def _row_words(self) -> dict[str, str]:
+        return _row_words(self._table)
 
 
-def lock_name(table: QueueTable) -> str:
-    """The name of the lock that each claim of a queue with a limit takes. A name has 64 characters at
-    most, and its case does not count."""
-    digest = hashlib.sha256(f"{table.id.db}\0{table.id.name}".encode()).hexdigest()
-    return f"ackstream-limit/{digest[:40]}"
+class NoLimitRow(StoreError):
+    """The table of limits has no row of the queue yet. Nothing was done."""
+
+    def __init__(self, table: QueueTable) -> None:
+        super().__init__(f"{table.limits} has no row of {table.id}")
+
+
+def add_row(connection: StoreConnection, table: QueueTable) -> None:
+    """Insert the row of a queue, unless it is there. Raises StoreError."""
+    steps = ("begin", "limit_lock", "limit_add", "commit")
+    connection.run([statement(step, **_row_words(table)) for step in steps])
+
+
+def _row_words(table: QueueTable) -> dict[str, str]:
+    return {"limits": qualified(table.limits), "queue": text_literal(table.id.name)}

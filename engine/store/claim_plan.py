@@ -1,12 +1,15 @@
 """The steps of a claim that keeps the limits of its queue over all proxies, and its choice.
 
 Which messages are in flight follows from the rows: those that are unacknowledged and whose lease
-column equals time_next and is not past. A claim takes a lock that all claims with the same limit
-take, counts, claims no more than there are places, commits, and releases the lock. So each claim
-counts what those before it have committed. The isolation level is READ COMMITTED: a statement shows
-everything that was committed before it began.
+column equals time_next and is not past. A claim begins with the lock of a row that all claims with the
+same limit lock, counts, claims no more than there are places, and commits, which releases the lock. So
+each claim counts what those before it have committed. The isolation level is READ COMMITTED: a statement
+shows everything that was committed before it began.
 
-The lock is a user-level lock of the server. It ends with its connection, as the transaction does.
+The row of a queue is in `ackstream_limits`, that of a semaphore in `ackstream_semaphores`. To lock one
+takes a privilege on it. A lock ends with its transaction, and so with its connection. A claim that waits
+in vain fails (1205), as at a table that another session has locked.
+
 Both stores carry out these steps in this order, and the tests play any other work of any proxy
 between two of them.
 """
@@ -27,9 +30,9 @@ from engine.store.pace import Pace
 class Step(enum.Enum):
     """One statement of such a claim."""
 
-    TAKE_LOCK = enum.auto()
-    """Wait for the lock of the limit, for a short time. Without it nothing is claimed."""
     BEGIN = enum.auto()
+    LOCK_LIMITS = enum.auto()
+    """Lock the rows of the limits: wait for a short time, and fail without them."""
     COUNT = enum.auto()
     """Count the messages in flight, and read who holds the semaphores that are needed."""
     LOCK_ROWS = enum.auto()
@@ -42,18 +45,18 @@ class Step(enum.Enum):
     shows was committed before it began, and a part is committed with its follow-up, or before."""
     WRITE = enum.auto()
     COMMIT = enum.auto()
-    RELEASE_LOCK = enum.auto()
+    """Also releases all locks."""
 
 
 FIRST_PACKET: Sequence[Step] = (
-    Step.TAKE_LOCK,
     Step.BEGIN,
+    Step.LOCK_LIMITS,
     Step.COUNT,
     Step.LOCK_ROWS,
     Step.COUNT_GROUPS,
     Step.CHECK_BATCHES,
 )
-SECOND_PACKET: Sequence[Step] = (Step.WRITE, Step.COMMIT, Step.RELEASE_LOCK)
+SECOND_PACKET: Sequence[Step] = (Step.WRITE, Step.COMMIT)
 """What is written follows from the results of the first packet."""
 
 
@@ -153,10 +156,8 @@ def groups_left(
 class SemaphoreCounts:
     """The semaphores that the messages of a claim need, as the server has shown them under their locks."""
 
-    locked: frozenset[str]
-    """Those whose locks this claim holds. A message that needs another one may not be claimed."""
-    busy: frozenset[str] = frozenset()
-    """Those whose locks other claims had all the time."""
+    read: frozenset[str]
+    """Those that were read. A message that needs another one may not be claimed."""
     capacities: dict[str, int] = field(default_factory=dict)
     """Those that exist, with the number of their places."""
     holders: dict[str, dict[Holder, int]] = field(default_factory=dict)
@@ -181,8 +182,7 @@ class SemaphoreCounts:
         for claim in claims:
             for name in self.needs.get(claim.key, ()):
                 self.holders.setdefault(name, {})[None, claim.key] = claim.deadline_ns
-        found = (SemaphoreLeft(name, self.capacities.get(name), self._holders_if_full(name)) for name in self.locked)
-        return (*found, *(SemaphoreLeft(name, None, {}, busy=True) for name in self.busy))
+        return tuple(SemaphoreLeft(name, self.capacities.get(name), self._holders_if_full(name)) for name in self.read)
 
     def _holders_if_full(self, name: str) -> Mapping[Holder, int]:
         holders = self.holders.get(name, {})
@@ -190,12 +190,12 @@ class SemaphoreCounts:
 
     def _has_place(self, name: str) -> bool:
         held = len(self.holders.get(name, ())) + self.taken[name]
-        return name in self.locked and held < self.capacities.get(name, 0)
+        return held < self.capacities.get(name, 0)
 
 
 def unchanged(found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]) -> dict[Key, Entry]:
-    """Those of the locked messages that need the same semaphores as when they were scanned. The locks of
-    the claim are those of these; the other messages have to be scanned again."""
+    """Those of the locked messages that need the same semaphores as when they were scanned. The claim has
+    locked the rows of these; the other messages have to be scanned again."""
     return {key: entry for key, entry in found.items() if needs_of(entry.group) == needs_of(wanted[key].group)}
 
 

@@ -8,9 +8,9 @@ nothing has to be chosen between the two.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from engine.model import (
@@ -75,24 +75,23 @@ class Claim:
 
     def run(self, connection: StoreConnection) -> Timed[ClaimResult]:
         """Carry it out. Raises StoreError."""
-        with _closed_on_error(connection, self._limits):
-            now_at, found = self._lock(connection)
-            waiting: frozenset[Key] = frozenset()
-            if self._table.after_batch:
-                waiting = self._batches.waiting(connection, self._table, found)
-                found = {key: entry for key, entry in found.items() if key not in waiting}
-            claims, left = self._choose(connection, found, now_at)
-            rows = self._write(connection, claims, waiting, now_at)
+        now_at, found = self._lock(connection)
+        waiting: frozenset[Key] = frozenset()
+        if self._table.after_batch:
+            waiting = self._batches.waiting(connection, self._table, found)
+            found = {key: entry for key, entry in found.items() if key not in waiting}
+        claims, left = self._choose(connection, found, now_at)
+        rows = self._write(connection, claims, waiting, now_at)
         return Timed(ClaimResult(claims, rows, left, tuple(waiting)), now_at)
 
     def _lock(self, connection: StoreConnection) -> tuple[int, dict[Key, Entry]]:
         """The server's time, and the rows that can be claimed, locked."""
         limits, counted = self._limits, len(self._counts)
-        before, within = limits.before, limits.within
-        opening = [*before, statement("now"), statement("begin"), *within]
-        opened = connection.run([*opening, *self._first], self.context)
-        limits.read(opened[: len(before)], opened[len(opening) - len(within) : len(opening)])
-        now_at, locked = now_ns(opened[len(before)]), opened[len(opening) :]
+        parts = [*limits.before, statement("begin")], limits.locks, [statement("now")], limits.within, self._first
+        results = iter(connection.run([text for part in parts for text in part], self.context))
+        _, of_limits, (now,), counts, locked = (list(islice(results, len(part))) for part in parts)
+        limits.read(of_limits, counts)
+        now_at = now_ns(now)
         for other_context, locks in self._others:
             locked += connection.run(locks, other_context)
         found = {entry.key: entry for entry in entries_of(self._sql, *locked[: len(locked) - counted])}
@@ -115,7 +114,7 @@ class Claim:
     ) -> FetchResult | None:
         deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
         writes = [*self._sql.updates("claim_update", deadlines_ns), *set_aside(self._sql, waiting)]
-        writes += [*self._limits.writes(now_at, len(claims)), statement("commit"), *self._limits.behind]
+        writes += [*self._limits.writes(now_at, len(claims)), statement("commit")]
         if self._fetch_of is None or not claims:
             connection.run(writes)
             return None
@@ -134,7 +133,7 @@ class ClaimOfOne(OnePacket):
     @staticmethod
     def serves(table: QueueTable, wanted: Sequence[Wanted]) -> bool:
         """Whether these messages are one, whose claim depends on no limit, condition or batch."""
-        limited = table.policy.locked_claims or table.policy.group_strict or table.after_batch is not None
+        limited = table.policy.locked_claims or table.after_batch is not None
         return len(wanted) == 1 and not limited and wanted[0].selection == ANYTHING
 
     @staticmethod
@@ -218,16 +217,6 @@ class ClaimOfOne(OnePacket):
                 end_ns = end_with_slot(end_ns, self._slot)
             self._claims = (Claimed(want.key, want.epoch + 1, end_ns, entry.priority, entry.due_ns, entry.group),)
         return {claim.key: claim.delivery for claim in self._claims}
-
-
-@contextmanager
-def _closed_on_error(connection: StoreConnection, limits: ClaimLimits) -> Iterator[None]:
-    """After an error, close a connection that may hold the lock of a limit. The server releases it."""
-    try:
-        yield
-    except BaseException:
-        connection.broken = connection.broken or limits.any
-        raise
 
 
 def _locks(table: QueueTable, wanted: Iterable[Wanted]) -> dict[SessionContext, list[str]]:

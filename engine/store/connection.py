@@ -65,6 +65,9 @@ LASTING = DENIED | {ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR, ER.BAD_FIELD_ERROR, ER.KE
 _WRITING = ("INSERT", "UPDATE", "DELETE")
 """The first words of statements that may run triggers."""
 
+_LEAVING = (*_WRITING, "SET SESSION")
+"""The first words of statements behind which a session is reset: they leave something in it, or may."""
+
 _CHANGING = (*_WRITING, "ALTER")
 """The first words of all statements of the engine that change data or tables."""
 
@@ -242,12 +245,12 @@ class StoreConnection:
     def _write(
         self, statements: Sequence[str], context: SessionContext, behind: bytes = b"", *, resets: bool = True
     ) -> Begun:
-        """Send statements and the packets `behind` them. `resets`: if they commit what they have written,
-        the session is reset with them."""
+        """Send statements and the packets `behind` them. `resets`: if they end with the commit of a
+        transaction that has written, or set something, the session is reset with them."""
         entering = [] if context == self.context else [_context_statement(context)]
         checks = self._checks(statements)
         command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *checks, *self._marked(statements)]).encode())
-        wrote = self._wrote or any(text.startswith(_WRITING) for text in statements)
+        wrote = self._wrote or any(text.startswith(_LEAVING) for text in statements)
         reset = self._reset_to(context) if resets and wrote and statements[-1] == statement("commit") else b""
         self._send(command + behind + reset)
         self._wrote, self._owed = wrote and not reset, RESET_REPLIES if reset else 0

@@ -42,7 +42,7 @@ from engine.model import (
     Wanted,
     end_with_slot,
 )
-from engine.queue_table import BrokenTable, QueueTable
+from engine.queue_table import BrokenTable, Policy, QueueTable
 from engine.store.acks import Ack, shares
 from engine.store.claim_order import GroupOrder, checks, runs_of
 from engine.store.claim_plan import (
@@ -57,11 +57,23 @@ from engine.store.claim_plan import (
     unchanged,
 )
 from engine.store.pace import Pace
-from engine.store.port import AckUnknownError, Described, Listing, Origin, Roster, StoreError, Timed
+from engine.store.port import (
+    LOCK_WAIT_TIMEOUT,
+    AckUnknownError,
+    Described,
+    Listing,
+    Origin,
+    Roster,
+    StoreError,
+    Timed,
+)
 from engine.store.rotation import Rotation
 from engine.store.scan_result import ScanAssembly, is_behind
 
 T = TypeVar("T")
+
+LimitRow = TableId | tuple[str, str]
+"""A row that claims lock: that of a queue, or of a semaphore, by its database and name."""
 
 
 def group_order(group: Group | None) -> tuple[tuple[bool, Key], ...]:
@@ -127,15 +139,13 @@ class MemoryStore:
     slots_held: set[int] = field(default_factory=set)
     """The slots of the proxies that live."""
     rates: dict[TableId, int] = field(default_factory=dict)
-    """The times in the tables of rates."""
+    """The times in the tables of limits."""
     group_rates: dict[tuple[TableId, Hashable], int] = field(default_factory=dict)
     """The same for message groups."""
-    limit_locks: dict[TableId, MemoryClaim] = field(default_factory=dict)
-    """The claims under way that hold the lock of their queue's limits."""
+    limit_locks: dict[LimitRow, MemoryClaim] = field(default_factory=dict)
+    """The claims under way that have locked the rows of limits."""
     semaphores: dict[tuple[str, str], int] = field(default_factory=dict)
     """The capacities of semaphores, by database and name."""
-    semaphore_locks: dict[tuple[str, str], MemoryClaim] = field(default_factory=dict)
-    """The claims under way that hold the locks of semaphores."""
     roster_found: Roster = field(default_factory=lambda: Roster(0))
     """The result of `roster`."""
     closed: bool = False
@@ -172,6 +182,10 @@ class MemoryStore:
     def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, Described]]:
         """The marked ones of the tables, in the server's spelling."""
         return self._timed({table: self.tables[table] for table in tables if table in self.tables})
+
+    def limits_problem(self, queue: TableId, policy: Policy) -> Timed[str | None]:
+        """All limits can be kept."""
+        return self._timed(None)
 
     def scan(
         self,
@@ -293,8 +307,12 @@ class MemoryStore:
     def _claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int) -> ClaimResult:
         """All steps of a claim at once."""
         claim = MemoryClaim(self, table, wanted, slot)
-        for step in (*FIRST_PACKET, *SECOND_PACKET):
-            claim.do(step)
+        try:
+            for step in (*FIRST_PACKET, *SECOND_PACKET):
+                claim.do(step)
+        except StoreError:
+            claim.die()
+            raise
         return claim.result
 
     def fetch(
@@ -518,19 +536,20 @@ class MemoryClaim:
         self._store, self._table, self._slot = store, table, slot
         self._wanted = {want.key: want for want in wanted}
         policy = table.policy
-        self._most = policy.max_in_flight if policy.counted else None
-        self._pace = Pace(policy.max_rate) if policy.paced and policy.max_rate is not None else None
+        self._most = policy.max_in_flight
+        self._pace = None if policy.max_rate is None else Pace(policy.max_rate)
         self._strict = policy.group_strict
-        self._group_most = policy.group_most if policy.groups_counted and not self._strict else None
+        self._group_most = None if self._strict else policy.group_limit
         self._groups: GroupCounts | GroupOrder | None = None
         self._group_pace = None if policy.group_rate is None else Pace(policy.group_rate)
         self._paces: GroupPaces | None = None
-        needs = {needs for want in wanted for needs in needs_of(want.group)} if policy.semaphores_counted else set()
+        needs = set() if policy.semaphores is None else {needs for want in wanted for needs in needs_of(want.group)}
         self._names = sorted(needs)
         """The semaphores that its messages need."""
         self._semaphores: SemaphoreCounts | None = None
-        self._limited = policy.counted or policy.paced or policy.groups_counted or policy.group_rate is not None
+        self._limited = policy.limited
         self._full_ns: int | None = None
+        self._capacities: dict[str, int] = {}
         self._paced_until_ns: int | None = None
         self._places: int | None = None
         self._free_ns: int | None = None
@@ -539,20 +558,31 @@ class MemoryClaim:
         self._written: dict[Key, Row] = {}
         self._waiting: set[Key] = set()
 
+    @property
+    def limit_rows(self) -> list[LimitRow]:
+        """The rows of the limits that it has to lock. A semaphore that does not exist has none."""
+        named = ((self._table.id.db, name) for name in self._names)
+        rows = [place for place in named if place in self._store.semaphores]
+        return [*([self._table.id] if self._limited else []), *rows]
+
+    @property
+    def waits(self) -> bool:
+        """Whether another claim has locked one of them."""
+        return any(self._store.limit_locks.get(row, self) is not self for row in self.limit_rows)
+
     def do(self, step: Step) -> None:
-        """Carry out a step. Raises StoreError."""
+        """Carry out a step. Raises StoreError: 1205 if it waits in vain."""
         rows = self._store.rows_of(self._table)
         match step:
-            case Step.TAKE_LOCK:
-                if self._limited:
-                    self._store.limit_locks.setdefault(self._table.id, self)
-                for name in self._names:
-                    self._store.semaphore_locks.setdefault(self._lock_of(name), self)
-            case Step.BEGIN:
+            case Step.LOCK_LIMITS:
+                if self.waits:
+                    raise StoreError("Lock wait timeout exceeded", code=LOCK_WAIT_TIMEOUT)
+                self._store.limit_locks |= dict.fromkeys(self.limit_rows, self)
                 self._now_ns = self._store.now_ns
+                self._full_ns = self._store.rates.get(self._table.id)
+                self._capacities = self._read_capacities()
             case Step.COUNT:
-                if self._limited:
-                    self._full_ns = self._store.rates.get(self._table.id)
+                if self._most is not None:
                     self._count(rows.values(), self._most)
                 if self._names:
                     self._semaphores = self._count_semaphores()
@@ -580,38 +610,26 @@ class MemoryClaim:
                 rows.update(self._written)
                 self._write_rates(len(self._written) - len(self._waiting))
                 self._unlock()
-            case Step.RELEASE_LOCK:
-                if self._store.limit_locks.get(self._table.id) is self:
-                    del self._store.limit_locks[self._table.id]
-                for name in self._names:
-                    if self._store.semaphore_locks.get(self._lock_of(name)) is self:
-                        del self._store.semaphore_locks[self._lock_of(name)]
             case _:
                 pass
 
     def die(self) -> None:
         """Its connection ends: its transaction is rolled back, and its locks are released."""
         self._unlock()
-        self.do(Step.RELEASE_LOCK)
 
-    def _count(self, rows: Collection[Row], most: int | None) -> None:
+    def _count(self, rows: Collection[Row], most: int) -> None:
         ends = sorted(row.time_next_ns or 0 for row in rows if row.is_in_flight(self._store.now_ns))
-        if most is not None:
-            self._places, self._free_ns = max(0, most - len(ends)), min(ends, default=None)
-        if self._store.limit_locks.get(self._table.id) is not self:
-            self._places, self._free_ns = 0, None
+        self._places, self._free_ns = max(0, most - len(ends)), min(ends, default=None)
 
     def _unchanged(self, found: Mapping[Key, Entry]) -> dict[Key, Entry]:
         return unchanged(found, self._wanted)
 
-    def _lock_of(self, name: str) -> tuple[str, str]:
-        return self._table.id.db, name
+    def _read_capacities(self) -> dict[str, int]:
+        found, db = self._store.semaphores, self._table.id.db
+        return {name: found[db, name] for name in self._names if (db, name) in found}
 
     def _count_semaphores(self) -> SemaphoreCounts:
-        store, db = self._store, self._table.id.db
-        locked = frozenset(name for name in self._names if store.semaphore_locks.get((db, name)) is self)
-        counts = SemaphoreCounts(locked, frozenset(self._names) - locked)
-        counts.capacities = {name: store.semaphores[db, name] for name in self._names if (db, name) in store.semaphores}
+        counts = SemaphoreCounts(frozenset(self._names), self._capacities)
         for table, row in self._holders():
             for name in needs_of(row.group):
                 place = None if table == self._table.id else table
@@ -684,7 +702,7 @@ class MemoryClaim:
 
         found = {key: row.entry for key, row in self._locked.items() if key not in self._waiting}
         counts = self._semaphores
-        if self._table.policy.semaphores_counted:
+        if self._table.policy.semaphores is not None:
             found = self._unchanged(found)
             if counts is not None:
                 counts.needs = {key: needs_of(entry.group) for key, entry in found.items()}
@@ -716,3 +734,8 @@ class MemoryClaim:
     def _unlock(self) -> None:
         self._store.locked -= self._locked.keys()
         self._locked = {}
+        self._unlock_limits()
+
+    def _unlock_limits(self) -> None:
+        held = self._store.limit_locks
+        self._store.limit_locks = {row: claim for row, claim in held.items() if claim is not self}

@@ -47,13 +47,13 @@ from engine.model import (
     Wanted,
 )
 from engine.packets import text_values
-from engine.queue_table import BrokenTable, QueueTable
+from engine.queue_table import BrokenTable, Policy, QueueTable
 from engine.quoting import quoted, text_literal
 from engine.store.acknowledging import AckBatch
 from engine.store.acks import Ack
 from engine.store.batches import Batches
 from engine.store.begun import ConnectionCall, OnePacket
-from engine.store.claim_limits import ClaimLimits
+from engine.store.claim_limits import ClaimLimits, NoLimitRow, add_row
 from engine.store.claiming import Claim, ClaimOfOne, FetchOf
 from engine.store.connection import Result, StoreConnection
 from engine.store.dead_letter import DeadLetterMove
@@ -279,6 +279,11 @@ class MySQLStore:
                     described[found.id] = error
         return Timed(described, facts.now_ns)
 
+    def limits_problem(self, queue: TableId, policy: Policy) -> Answer[str | None]:
+        """Why the limits of a queue with this policy could not be kept; None if they can."""
+        with self._pool.connection() as connection:
+            return Answer(self._rights(connection).limits_problem(queue, policy))
+
     def scan(
         self,
         table: QueueTable,
@@ -359,15 +364,19 @@ class MySQLStore:
         claim = partial(self._claim, table, wanted, slot, fetch_of)
         try:
             return self._retried(claim)
+        except NoLimitRow:
+            with self._pool.connection() as connection:
+                add_row(connection, table)
         except StoreError as error:
-            if not table.policy.semaphores_counted:
+            if table.policy.semaphores is None:
                 raise
             self._semaphores.forget(table.id.db)
             if shows_no_table(error):
                 return Timed(none_exist(wanted), self.ping().now_ns)
             if not error.lasting:
                 raise
-        return self._retried(claim)  # Another queue may have been dropped or altered since it was described.
+            # Another queue may have been dropped or altered since it was described.
+        return self._retried(claim)
 
     def _fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int

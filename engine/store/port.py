@@ -35,7 +35,7 @@ from engine.model import (
     TableId,
     Wanted,
 )
-from engine.queue_table import BrokenTable, QueueTable
+from engine.queue_table import BrokenTable, Policy, QueueTable
 from engine.store.acks import Ack
 
 T_co = TypeVar("T_co", covariant=True)
@@ -197,6 +197,10 @@ class Store(Protocol):
         described now has its error, and affects no other.
         """
 
+    def limits_problem(self, queue: TableId, policy: Policy) -> Answer[str | None]:
+        """Why the limits of a queue with this policy could not be kept over all proxies, apart from its
+        indexes; None if they can."""
+
     def scan(
         self,
         table: QueueTable,
@@ -223,8 +227,8 @@ class Store(Protocol):
         epoch and selection, and not locked.
 
         The claims are committed on return. Messages missing in the result were not claimed. `slot` is
-        that of the proxy, for a table with a lease column. With `policy.counted`, the first of them in
-        the order of `wanted` are claimed, so that no more than `max_in_flight` are in flight.
+        that of the proxy, for a table with a lease column. With a limit, the first of them that it allows
+        in the order of `wanted` are claimed.
         """
 
     def claim_and_fetch(

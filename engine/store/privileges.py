@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE, OwnTable
-from engine.catalog.privileges import (
-    OF_A_QUEUE,
-    OF_DEAD_LETTERS,
-    OF_GATHERED_ACKS,
-    OF_GROUP_RATES,
-    OF_RATES,
-    Grants,
-)
+from engine.catalog.own_tables import OWN_TABLES, OwnTable
+from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, OF_GATHERED_ACKS, Grants
+from engine.catalog.verdict import held_back, limit_again
 from engine.model import TableId
 from engine.packets import text_values
-from engine.queue_table import BrokenTable, QueueTable
+from engine.queue_table import BrokenTable, Policy, QueueTable
 from engine.quoting import qualified, quoted
 from engine.store.connection import DENIED, StoreConnection
 from engine.store.information_schema import table_facts
@@ -73,12 +67,8 @@ class Rights:
                 return BrokenTable(found.id, (grants.divided_problem(found.id, OF_A_QUEUE),), denied=True)
         if not isinstance(found, QueueTable):
             return found
-        if found.policy.max_rate is not None:
-            found = self._with_rate(found)
-        if found.policy.group_rate is not None:
-            found = self._with_group_rate(found)
-        if found.policy.semaphores is not None:
-            found = self._with_semaphores(found)
+        if unkept := self.limits_problem(found.id, found.policy):
+            found = held_back(found, unkept)
         if found.writes_alike and not grants.cover(found.id, OF_GATHERED_ACKS):
             found = replace(found, writes_alike=False)
         if (place := found.dead_letter) is None:
@@ -88,49 +78,28 @@ class Rights:
             return replace(found, warnings=(*found.warnings, warning))
         return found
 
-    def _with_rate(self, found: QueueTable) -> QueueTable:
-        """Whether the rate holds over all proxies; otherwise with the remedy as a warning."""
-        remedy = f"ALTER QUEUE {found.id} MAX_RATE = {found.policy.max_rate:g} makes the table {found.rates}"
-        checks = ("rights_rates_read", "rights_rates_write")
-        if problem := self._problem_of(RATES_TABLE, found.rates, checks, OF_RATES, remedy):
-            return replace(found, warnings=(*found.warnings, f"max_rate holds at each proxy alone: {problem}"))
-        return replace(found, policy=replace(found.policy, paced=True))
+    def limits_problem(self, queue: TableId, policy: Policy) -> str | None:
+        """Why the engine cannot keep the limits of a queue in its own tables; None if it can. Raises StoreError
+        if it cannot be known now."""
+        for own in OWN_TABLES.values():
+            table = TableId(queue.db, own.name)
+            if not own.needed(policy):
+                continue
+            if table not in self._checked:
+                self._checked[table] = self._check(own, table)
+            match self._checked[table]:
+                case StoreError() as error:
+                    raise StoreError(f"{table}: {error}", code=error.code) from error
+                case _Absent():
+                    if not own.optional:
+                        return f"ALTER QUEUE {queue} {limit_again(policy)} makes the table {table}"
+                case "":
+                    pass
+                case problem:
+                    return problem
+        return None
 
-    def _with_group_rate(self, found: QueueTable) -> QueueTable:
-        """Whether the rates of message groups can be kept; otherwise nothing is delivered, with the
-        remedy as a warning."""
-        rates = found.group_rates
-        remedy = f"ALTER QUEUE {found.id} GROUP_RATE = {found.policy.group_rate:g} makes the table {rates}"
-        checks = tuple(f"rights_group_rates_{use}" for use in ("read", "write", "delete"))
-        problem = self._problem_of(GROUP_RATES_TABLE, rates, checks, OF_GROUP_RATES, remedy)
-        return _held_back(found, problem) if problem else found
-
-    def _with_semaphores(self, found: QueueTable) -> QueueTable:
-        """Whether the semaphores can be read; otherwise nothing is delivered, with the remedy as a
-        warning. A table that is not there has none."""
-        checks = ("rights_semaphores_read",)
-        problem = self._problem_of(SEMAPHORES_TABLE, found.semaphores, checks, ("SELECT",), absent="")
-        return _held_back(found, problem) if problem else found
-
-    def _problem_of(
-        self, own: OwnTable, table: TableId, checks: Sequence[str], wanted: Sequence[str], absent: str
-    ) -> str:
-        """Why the engine cannot use its own table, or "". `checks`: statements that need the privileges
-        `wanted`, one that reads first. `absent`: the text for a table that does not exist. Raises
-        StoreError."""
-        if table not in self._checked:
-            self._checked[table] = self._check(own, table, checks, wanted)
-        match self._checked[table]:
-            case StoreError() as error:
-                raise StoreError(f"{table}: {error}", code=error.code) from error
-            case _Absent():
-                return absent
-            case problem:
-                return problem
-
-    def _check(
-        self, own: OwnTable, table: TableId, checks: Sequence[str], wanted: Sequence[str]
-    ) -> str | _Absent | StoreError:
+    def _check(self, own: OwnTable, table: TableId) -> str | _Absent | StoreError:
         """The problem of one of the engine's own tables, "" without one. An error, if it cannot be known
         now, for example because another session has locked the table.
 
@@ -140,12 +109,12 @@ class Rights:
         """
         connection = self._connection
         try:
-            self._try([statement(check, own=qualified(table)) for check in checks])
+            self._try([statement(check, own=qualified(table)) for check in own.checks])
         except StoreError as error:
             if connection.broken:
                 raise
             if error.code in DENIED:
-                return self._grants.missing_problem(table, wanted)
+                return self._grants.missing_problem(table, own.privileges)
             if error.code in ABSENT:
                 return _Absent()
             if not error.lasting and error.code not in READ_ONLY:
@@ -181,11 +150,6 @@ class Rights:
 
 class _Absent:
     """The table does not exist."""
-
-
-def _held_back(found: QueueTable, problem: str) -> QueueTable:
-    warnings = (*found.warnings, f"nothing is delivered: {problem}")
-    return replace(found, policy=replace(found.policy, paused=True), warnings=warnings)
 
 
 def _text(value: bytes | None) -> str:

@@ -309,13 +309,28 @@ WHERE id IN ($ids) AND time_acked IS NULL AND COALESCE(epoch, 0) = $epoch
     AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
 
 -- name: limit_session
--- The server ends this session if it is idle for so long, and releases its locks.
+-- The server ends this session if it is idle for so long, and rolls back its transaction.
 SET SESSION wait_timeout = $idle_s
 
--- name: limit_take
--- Takes the lock of all claims with the same limit. 1: it is taken. 0: another claim has it all the
--- time.
-SELECT CAST(GET_LOCK($lock, $wait_s) AS BINARY)
+-- name: limit_lock
+-- The first statement of a claim of a queue with a limit: the lock of all such claims, and when the queue has
+-- its full rate again. It proves that the name is no view, which has no index.
+SELECT /* ackstream lock */ CAST(full_ns AS BINARY)
+FROM $limits FORCE INDEX (PRIMARY)
+WHERE queue = $queue
+FOR UPDATE
+
+-- name: limit_write
+-- One more claim of a queue with a rate: one row, however many messages. limit_lock has locked it.
+UPDATE /* ackstream lock */ $limits FORCE INDEX (PRIMARY)
+SET full_ns = $full_ns
+WHERE queue = $queue
+
+-- name: limit_add
+-- The row of a queue, which has its full rate. Behind limit_lock in the same transaction: an INSERT has no
+-- hint.
+INSERT /* ackstream lock */ IGNORE INTO $limits (queue, full_ns)
+VALUES ($queue, 0)
 
 -- name: limit_count
 -- How many messages are in flight over all proxies, up to the limit, and when the first of their
@@ -392,25 +407,14 @@ FROM (
 LEFT JOIN $table AS head FORCE INDEX ($id_index) ON head.id = wanted.first_id
 WHERE wanted.first_id IS NULL OR wanted.first_id <> wanted.id
 
--- name: rate_read
--- When the queue has its full rate again. The lock of the limit is held.
-SELECT CAST(full_ns AS BINARY)
-FROM $rates
-WHERE queue = $queue
-
--- name: rate_write
--- One more claim: one row, however many messages.
-INSERT INTO $rates (queue, full_ns)
-VALUES ($queue, $full_ns)
-ON DUPLICATE KEY UPDATE full_ns = $full_ns
-
--- name: rights_rates_read
--- Whether there is a table of rates, and it may be read.
+-- name: rights_limits_read
+-- Whether there is a table of limits, and its rows may be locked.
 SELECT queue, full_ns
 FROM $own FORCE INDEX (PRIMARY)
 WHERE FALSE
+FOR UPDATE
 
--- name: rights_rates_write
+-- name: rights_limits_write
 -- Whether it may be written to. Runs behind the one that reads.
 INSERT INTO $own (queue, full_ns)
 SELECT '', 0
@@ -420,7 +424,7 @@ ON DUPLICATE KEY UPDATE full_ns = 0
 
 -- name: group_rates_read
 -- The message group of each message of a claim, as a digest, and when it has its full rate again. Runs
--- behind claim_lock, as group_count does. The lock of the queue is held, so the times cannot change.
+-- behind claim_lock, as group_count does. The row of the queue is locked, so the times cannot change.
 SELECT /* ackstream rates */ id_read, CAST(HEX(group_hash) AS BINARY), (
     SELECT CAST(kept.full_ns AS BINARY)
     FROM $rates AS kept FORCE INDEX (PRIMARY)
@@ -478,23 +482,14 @@ ON DUPLICATE KEY UPDATE full_ns = 0
 DELETE FROM $own USING $own FORCE INDEX (PRIMARY)
 WHERE FALSE
 
--- name: limit_release
--- Releases it, behind the commit.
-DO RELEASE_LOCK($lock)
-
--- name: semaphore_take
--- Takes the locks of semaphores, from left to right, as `limit_take` takes that of a queue.
-SELECT $locks
-
--- name: semaphore_release
--- Releases them, behind the commit.
-DO $locks
-
--- name: semaphore_capacities
--- The semaphores of a claim that exist, by the primary key.
+-- name: semaphore_lock
+-- Locks the rows of the semaphores of a claim that exist, in the order of the primary key, and reads their
+-- capacities. Among the first statements of the transaction. It proves that the name is no view.
 SELECT /* ackstream limit */ CAST(name AS BINARY), CAST(capacity AS BINARY)
-FROM $semaphores
+FROM $semaphores FORCE INDEX (PRIMARY)
 WHERE name IN ($names)
+ORDER BY name
+FOR UPDATE
 
 -- name: semaphore_tables
 -- The tables of a database whose comments may name a column of semaphores, now: one that was created a
@@ -504,10 +499,11 @@ FROM information_schema.tables
 WHERE table_schema = $db AND table_type NOT IN ('VIEW', 'SYSTEM VIEW') AND table_comment LIKE '%semaphores%'
 
 -- name: rights_semaphores_read
--- Whether the table of semaphores may be read.
+-- Whether the rows of the table of semaphores may be locked.
 SELECT name, capacity
 FROM $own FORCE INDEX (PRIMARY)
 WHERE FALSE
+FOR UPDATE
 
 -- name: semaphore_holders
 -- The messages in flight of a queue that hold some semaphores, and the ends of their leases. Reads the

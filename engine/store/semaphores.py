@@ -2,12 +2,13 @@
 
 How a capacity is never exceeded, by whichever queue and proxy:
 
-- A claim takes a user-level lock of the server for each semaphore that its messages need, in the order
-  of their names. All claims take them in this order, so they never wait for each other in a circle.
-  Behind the locks it reads the capacities and the holders, and behind the commit it releases the locks.
+- A claim locks the row of each semaphore that its messages need, in the order of their names, and so
+  reads their capacities. All claims lock them in this order, so they never wait for each other in a
+  circle. Behind the locks it reads the holders. The commit releases the locks. A semaphore that does not
+  exist has no row and no place.
 - What holds a place follows from the rows, as for other limits (`claim_plan`). The holders may be in
   any queue of the database whose comment names a column of needs. Which queues these are is read then
-  and there, behind the locks. A queue holds a place only by a claim under the same lock, which was made
+  and there, behind the locks. A queue holds a place only by a claim under the same lock, which was begun
   after its comment was committed. So a queue that another proxy has just created is never missed.
 - Descriptions of these queues are remembered. The holders are read in the same packet, from the queues
   that are known. If the comments turn out to be others, they are read again, in one more packet.
@@ -18,7 +19,6 @@ Names are compared byte by byte, whatever the collation of the column is.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,14 +38,11 @@ from engine.store.pymysql_adapter import ER
 from engine.store.queries import TableStatements, statement
 
 NAMES_MAX = 128
-"""Semaphores whose locks one claim takes. Messages that need further ones are left to the next claim."""
+"""Semaphores that one claim locks. Messages that need further ones are left to the next claim."""
 
 SOUGHT_MAX = 16
 """If a claim needs more semaphores, it reads the holders of all, which costs less than to search each row for
 so many names."""
-
-LOCK_WAIT_S = 1
-"""How long a claim waits for each lock: hundreds of times what another claim takes."""
 
 DESCRIPTION_KEPT_S = 30.0
 """How long the description of a queue is used while its comment is the same. An index that is gone makes
@@ -76,7 +73,7 @@ class Semaphores:
 
     def of_claim(self, table: QueueTable, wanted: Iterable[Wanted]) -> ClaimSemaphores | None:
         """The semaphores of a claim; None if its messages need none."""
-        if not table.policy.semaphores_counted:
+        if table.policy.semaphores is None:
             return None
         needs = [needs for want in wanted if (needs := needs_of(want.group))]
         return ClaimSemaphores(self, table, needs) if needs else None
@@ -101,12 +98,13 @@ class Semaphores:
             found = evaluate(facts[table])
             if found is not None:
                 found = self._rightful(connection, found)
-            if isinstance(found, QueueTable) and found.policy.semaphores_counted:
-                tables[table] = found
-            elif isinstance(found, BrokenTable) or (found is not None and found.policy.semaphores is not None):
-                problems.append(
-                    str(found) if isinstance(found, BrokenTable) else f"{table}: {'; '.join(found.warnings)}"
-                )
+            if isinstance(found, BrokenTable):
+                problems.append(str(found))
+            elif found is not None and found.policy.semaphores is not None:
+                if found.lease_index is not None:
+                    tables[table] = found
+                else:
+                    problems.append(f"{table}: {'; '.join(found.warnings)}")
         kept_s = 0 if problems else DESCRIPTION_KEPT_S
         users = self._users[db] = Users(comments, tables, "; ".join(problems) or None, time.monotonic() + kept_s)
         return users
@@ -130,32 +128,24 @@ class ClaimSemaphores:
         """What was found."""
 
     @property
-    def before(self) -> list[str]:
-        """Before the transaction: one statement that takes the locks."""
-        return [statement("semaphore_take", locks=", ".join(self._each_lock("CAST(GET_LOCK({}, {wait_s}) AS BINARY)")))]
+    def locks(self) -> list[str]:
+        """The statement that locks their rows."""
+        names = ", ".join(map(text_literal, self._names))
+        return [statement("semaphore_lock", semaphores=qualified(self._table.semaphores), names=names)]
 
     @property
     def within(self) -> list[str]:
-        """In the transaction."""
-        names = ", ".join(map(text_literal, self._names))
+        """Behind it, in the transaction."""
         return [
-            statement("semaphore_capacities", semaphores=qualified(self._table.semaphores), names=names),
             statement("semaphore_tables", db=text_literal(self._table.id.db)),
             *self._of_holders(self._tables(self._known)),
         ]
 
-    @property
-    def behind(self) -> list[str]:
-        """Behind the commit."""
-        return [statement("semaphore_release", locks=", ".join(self._each_lock("RELEASE_LOCK({})")))]
-
-    def read(self, before: Result, within: Sequence[Result]) -> None:
-        """Take the results of `before` and `within`."""
-        taken = [value == b"1" for value in text_values(before.rows[0])]
-        locked = {name for name, is_taken in zip(self._names, taken, strict=True) if is_taken}
-        self.counts = counts = SemaphoreCounts(frozenset(locked), frozenset(self._names) - locked)
-        capacities, comments, *holders = within
-        for name, capacity in map(text_values, capacities.rows):
+    def read(self, locked: Result, within: Sequence[Result]) -> None:
+        """Take the results of `locks` and `within`."""
+        self.counts = counts = SemaphoreCounts(frozenset(self._names))
+        comments, *holders = within
+        for name, capacity in map(text_values, locked.rows):
             counts.capacities[(name or b"").decode()] = int(capacity or 0)
         self._comments = {
             TableId(self._table.id.db, (name or b"").decode()): text
@@ -192,10 +182,6 @@ class ClaimSemaphores:
                 for name in names_in((needs or b"").decode()):
                     self.counts.holders.setdefault(name, {})[place, sql.key(raw or b"")] = int(ends or 0)
 
-    def _each_lock(self, text: str) -> list[str]:
-        locks = (text_literal(lock_name(self._table.id.db, name)) for name in self._names)
-        return [text.format(lock, wait_s=LOCK_WAIT_S) for lock in locks]
-
 
 def holders_statement(table: QueueTable, names: Iterable[str]) -> str:
     """The statement that reads the messages in flight of a queue that hold some of these semaphores. It may
@@ -220,13 +206,6 @@ def none_exist(wanted: Iterable[Wanted]) -> ClaimResult:
 def shows_no_table(error: StoreError) -> bool:
     """Whether a statement has failed because the database has no table of semaphores."""
     return error.code == ER.NO_SUCH_TABLE and SEMAPHORES in str(error)
-
-
-def lock_name(db: str, name: str) -> str:
-    """The name of the lock of a semaphore. A name has 64 characters at most, and its case does not
-    count."""
-    digest = hashlib.sha256(f"{db}\0{name}".encode()).hexdigest()
-    return f"ackstream-semaphore/{digest[:40]}"
 
 
 def _uses_semaphores(comment: str) -> bool:

@@ -1,8 +1,7 @@
 """`ackstream migrate`: makes and upgrades the tables that ackstream itself keeps beside queues.
 
-It holds a lock of the server, so that of several runs one works at a time, and reads the versions
-behind it. Each change is one statement that also sets the version: a run that was cut short is
-continued by the next one.
+Each change is one statement that also sets the version: a run that was cut short is continued by the next
+one. Of two runs at a time, the server refuses the second change of a kind, and that run reports the error.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import click
 
 from engine.catalog.own_tables import OWN_TABLES, PREFIX, OwnTable, version_of
 from engine.model import TableId
-from engine.packets import text_values
 from engine.queue_table import QueueTable
-from engine.quoting import qualified, text_literal
+from engine.quoting import qualified
 from engine.store.connection import DENIED, StoreConnection
 from engine.store.information_schema import table_facts
 from engine.store.mysql import MySQLStore
@@ -33,7 +31,6 @@ from proxy.commands.servers import addresses, backend_options, settings_of
 from proxy.session.queries import sql
 from sqlrewrite.literals import string
 
-LOCK = text_literal("ackstream/migrate")
 LIMITS = ConnectionLimits(statement_s=3600, read_s=3630, lock_wait_s=60)
 """An ALTER TABLE waits for transactions that use the table, and may copy it."""
 
@@ -103,9 +100,6 @@ def migrated(address: BackendAddress, *, check: bool) -> Iterator[Step]:
         if not _is_writable(connection):
             yield Step("skipped", f"{address.host}:{address.port}", "the server is read-only")
             return
-        (taken,) = connection.run([sql("take_lock", name=LOCK, wait_s=LIMITS.lock_wait_s)])
-        if text_values(taken.rows[0]) != [b"1"]:
-            raise StoreError("another `ackstream migrate` is at work")
         yield from steps(connection, places, check=check) if places else ()
     finally:
         connection.close()
@@ -130,8 +124,8 @@ def migrate(
 ) -> None:
     """Make and upgrade the tables that ackstream itself keeps beside queues.
 
-    These are `ackstream_rates`, `ackstream_group_rates` and `ackstream_semaphores`, in each database
-    with a queue that has MAX_RATE, GROUP_RATE or SEMAPHORES. CREATE QUEUE and ALTER QUEUE make them,
+    These are `ackstream_limits`, `ackstream_group_rates` and `ackstream_semaphores`, in each database
+    with a queue that has a limit, GROUP_RATE or SEMAPHORES. CREATE QUEUE and ALTER QUEUE make them,
     too; an upgrade is made here alone. The account needs CREATE and ALTER on these tables, which the
     engine's account does not need otherwise.
 

@@ -226,9 +226,9 @@ $definitions) COMMENT = $comment $options $partitions
 -- Writes the directives of a queue.
 ALTER TABLE $table COMMENT = $comment
 
--- name: create_rates
--- The state of MAX_RATE of all queues of a database: when each has its full rate again, by the server's
--- clock in nanoseconds since 1970.
+-- name: create_limits
+-- A row for each queue of a database that has a limit: the lock of its claims, and when it has the full
+-- MAX_RATE again, by the server's clock in nanoseconds since 1970.
 CREATE TABLE IF NOT EXISTS $table (
     queue VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
     full_ns BIGINT NOT NULL

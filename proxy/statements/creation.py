@@ -9,13 +9,12 @@ filled or begun to use the table of that name.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
-from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE, OwnTable
+from engine.catalog.own_tables import OWN_TABLES, OwnTable
 from engine.model import NS_PER_S, TableId
 from engine.queue_table import BrokenTable, Policy
 from engine.quoting import text_literal
@@ -23,7 +22,7 @@ from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
 from engine.store.queries import first_partition_clause
 from proxy.session.answers import Answer
-from proxy.session.internal_queries import Refused, from_hex, rows, server_time_ns
+from proxy.session.internal_queries import Refused, from_hex, not_refused, rows, server_time_ns
 from proxy.session.queries import sql
 from proxy.statements.declared import extras_of, problems_of
 from proxy.statements.tables import (
@@ -66,11 +65,6 @@ UNREADABLE_DEFINITION: Final = (
     " table and of the queue"
 )
 
-_OWN_TABLES: Final = MappingProxyType(
-    {"max_rate": RATES_TABLE, "group_rate": GROUP_RATES_TABLE, "semaphores": SEMAPHORES_TABLE}
-)
-"""The table that a directive needs."""
-
 COLUMNS_MAX = 4_096
 """The most columns that a table can have."""
 
@@ -89,6 +83,7 @@ class Creation:
         if "lease" not in given and declares(statement.definitions, DEFAULTS["lease"]):
             without = without | {"lease"}  # The application has a column of that name.
         values = queue_values(given, without)
+        refuse_uncounted(values)
         comment = make_comment(values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
         definitions = statement.definitions_sql(
@@ -107,7 +102,7 @@ class Creation:
         async def itself() -> CreateQueue:
             return statement
 
-        await self.own_tables(session, statement.table, values.keys())
+        await self.own_tables(session, statement.table, comment)
         await self.dead_letter(session, statement.table, values, itself)
         answer = await change_schema(self._engine, session, text, may_fail=True)
         if answer.error is None:
@@ -153,21 +148,30 @@ class Creation:
             raise no_queue(dead, "so it cannot be a DEAD_LETTER")
         await self._let_in(session, dead, table)
 
-    async def own_tables(self, session: ClientSession, table: TableName, directives: Collection[str]) -> None:
-        """Create those tables of ackstream's own in the database of a queue that these directives need, unless
-        they are there. A client that may not create them gets the queue all the same: `SHOW QUEUES` reports
-        what is missing."""
-        for own in (own for key, own in _OWN_TABLES.items() if key in directives):
-            await self.own_table(session, table, own)
+    async def own_tables(self, session: ClientSession, table: TableName, comment: str) -> None:
+        """Create those tables of ackstream's own in the database of a queue with this comment that its limits
+        need, unless they are there. Raises Refused or ServerError if the engine cannot keep the limits then. A
+        client that may not create a table, nor see it, gets the queue if the table is there."""
+        policy = parse_comment(comment)
+        if not isinstance(policy, Policy) or not policy.locked_claims:
+            return
+        made = [await self._own_table(session, table, own) for own in OWN_TABLES.values() if own.needed(policy)]
+        if (problem := await self._engine.limits_problem(table_id(table), policy)) is not None:
+            for answer in made:
+                _not_refused(answer)
+            raise ServerError(1105, "HY000", f"The limits of {table_id(table)} cannot be kept: {problem}")
 
-    async def own_table(
-        self, session: ClientSession, table: TableName, own: OwnTable, *, may_fail: bool = True
-    ) -> None:
-        """Create one of these tables, unless it is there. `may_fail` False: raises Refused."""
+    async def own_table(self, session: ClientSession, table: TableName, own: OwnTable) -> None:
+        """Create one of these tables, unless it is there. Raises Refused."""
+        _not_refused(await self._own_table(session, table, own))
+
+    async def _own_table(self, session: ClientSession, table: TableName, own: OwnTable) -> Answer | None:
+        """The answer to its CREATE TABLE; None if the client sees it."""
         place = TableName(own.name, table.db)
-        if await comment_of(session, place) is None:
-            made = sql(own.create, table=place.quoted(), comment=string_literal(session, own.comment()))
-            await change_schema(self._engine, session, made, may_fail=may_fail)
+        if await comment_of(session, place) is not None:
+            return None
+        made = sql(own.create, table=place.quoted(), comment=string_literal(session, own.comment()))
+        return await change_schema(self._engine, session, made, may_fail=True)
 
     async def lease_column(
         self,
@@ -271,6 +275,11 @@ class Creation:
         return (await change_schema(self._engine, session, text)).packets[0].payload
 
 
+def _not_refused(answer: Answer | None) -> None:
+    if answer is not None:
+        not_refused(answer)
+
+
 _NOT_OF_DEAD_LETTERS = frozenset(
     {"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by", "group_limit", "group_order"}
     | {"group_rate", "batch_by", "after_batch", "batch_on_dead", "semaphores"}
@@ -327,6 +336,14 @@ def group_columns(values: Mapping[str, str]) -> Sequence[str]:
     """The group columns that directives name, and behind them the column of semaphores."""
     named = [values[key] for key in ("group_by", "semaphores") if key in values]
     return [name.strip() for names in named for name in names.split("|")]
+
+
+def refuse_uncounted(values: Mapping[str, str]) -> None:
+    """Raise ServerError if messages in flight are counted, and there is no lease column."""
+    if "lease" not in values and counted_by(values) is not None:
+        name = next(name for name in ("max_in_flight", "group_limit", "group_order", "semaphores") if name in values)
+        example = f"{name.upper()} needs a lease column, which shows what is in flight: for instance LEASE = held_until"
+        raise ServerError(1105, "HY000", example)
 
 
 def counted_by(values: Mapping[str, str]) -> Sequence[str] | None:

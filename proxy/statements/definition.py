@@ -25,7 +25,7 @@ from engine.catalog.directives import (
 from engine.service import Engine
 from proxy.session.internal_queries import Context, refuse_temporary
 from proxy.session.queries import sql
-from proxy.statements.creation import Creation, counted_by, dead_letter_of
+from proxy.statements.creation import Creation, counted_by, dead_letter_of, refuse_uncounted
 from proxy.statements.declared import extras_of
 from proxy.statements.results import NAME, TEXT, Column, Result
 from proxy.statements.tables import (
@@ -53,8 +53,10 @@ EXTRA_COLUMNS = ("reason", "delay_by", "batch_by", "after_batch")
 """The directives that name a column which ALTER QUEUE adds."""
 
 
-LIMITS = frozenset({"max_in_flight", "group_limit", "group_order", "semaphores"})
+COUNTING = frozenset({"max_in_flight", "group_limit", "group_order", "semaphores"})
 """The directives for which messages in flight are counted."""
+
+LIMITS = COUNTING | {"max_rate", "group_rate"}
 
 
 class Definition:
@@ -102,15 +104,15 @@ class Definition:
             await self._creation.delay_by(session, statement.table, changed.get("delay_by"))
 
         async def add_what_is_missing() -> None:
-            await self._creation.own_tables(session, statement.table, changed.keys())
-            if not {"lease", *LIMITS, "group_by"} & (changed.keys() | reset):
+            if not {"lease", *LIMITS, "group_by"} & (changed.keys() | reset | without):
                 return
-            values, rest = split_comment(await marked_comment(session, statement.table))
+            new, rest = change(*split_comment(await marked_comment(session, statement.table)))
+            await self._creation.own_tables(session, statement.table, make_comment(new, rest))
             definitions = (await self._definition(session, context, statement.table)).definitions
-            new, _ = change(values, rest)
             default = DEFAULTS["lease"]
-            if LIMITS & new.keys() and not ({"lease"} & (new.keys() | without) or declares(definitions, default)):
+            if COUNTING & new.keys() and not ({"lease"} & (new.keys() | without) or declares(definitions, default)):
                 changed["lease"] = new["lease"] = default
+            refuse_uncounted(new)
             if lease := new.get("lease"):
                 counted = counted_by(new)
                 await self._creation.lease_column(session, statement.table, definitions, lease, counted=counted)

@@ -83,7 +83,7 @@ class SemaphoreStatements:
         words = {"semaphores": place.quoted(), "name": text_literal(name)}
         match statement:
             case CreateSemaphore(capacity=capacity):
-                await self._creation.own_table(session, place, SEMAPHORES_TABLE, may_fail=False)
+                await self._creation.own_table(session, place, SEMAPHORES_TABLE)
                 await self._create(session, statement, sql("create_semaphore", capacity=capacity, **words))
             case AlterSemaphore(capacity=capacity):
                 await self._refuse_absent(session, statement.semaphore)

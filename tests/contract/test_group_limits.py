@@ -9,9 +9,9 @@ import pytest
 
 from engine.model import NS_PER_S, Group, Key, LimitsLeft, Return, RowFormat, Wanted
 from engine.queue_table import GroupColumn, IdKind
-from engine.store.claim_limits import lock_name
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
+from engine.store.port import StoreError
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     EVEN,
@@ -168,7 +168,7 @@ def test_the_limit_costs_no_further_packet(server: ServerSubject) -> None:
         )
     assert len(sent) == 2
     text = b" ".join(sent).decode("latin-1")
-    steps = ["GET_LOCK", "START TRANSACTION", "SKIP LOCKED", "DENSE_RANK", "UPDATE /*", "COMMIT", "RELEASE_LOCK"]
+    steps = ["START TRANSACTION", "ackstream_limits", "SKIP LOCKED", "DENSE_RANK", "UPDATE /*", "COMMIT"]
     places = [text.index(step) for step in steps]
     assert places == sorted(places)
 
@@ -216,7 +216,8 @@ def test_many_claims_at_once_never_exceed_the_limit_of_a_group(server: ServerSub
 def test_without_the_lock_nothing_is_claimed(server: ServerSubject) -> None:
 
     put(server, [1])
-    with server.connect() as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT GET_LOCK(%s, 5)", [lock_name(server.table)])
-        assert claim(server, 1)[0] == []
+    with server.connect(autocommit=False) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT * FROM ackstream_limits FOR UPDATE")
+        with pytest.raises(StoreError, match="Lock wait timeout"):
+            claim(server, 1)
     assert claim(server, 1) == ([1], LimitsLeft((), None))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from engine.model import NS_PER_S, SLOTS, Key, LimitsLeft, Return, RowFormat, Wanted
-from engine.queue_table import QueueTable
-from engine.store.claim_limits import lock_name
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.port import StoreError
@@ -131,7 +130,7 @@ def test_a_message_that_is_locked_by_another_session_is_not_left_out_but_missed(
     assert left.left_out == ()
 
 
-def test_a_queue_whose_limit_the_database_does_not_keep_reports_nothing() -> None:
+def test_a_queue_without_a_limit_reports_nothing() -> None:
     subject = MemorySubject(lease=True)
     put(subject, 1)
     answer = subject.store.claim_and_fetch(subject.table, [Wanted(1, 0, WAIT_NS)], None, 0).value
@@ -176,29 +175,40 @@ def test_many_claims_at_once_never_exceed_the_limit(server: ServerSubject) -> No
 
 
 class TestLock:
-    """The lock that serialises the claims of one queue."""
+    """The row that the claims of one queue lock."""
 
     @staticmethod
     @contextlib.contextmanager
-    def held(server: ServerSubject, table: QueueTable) -> Iterator[None]:
-        with server.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT GET_LOCK(%s, 5)", [lock_name(table)])
-            assert cursor.fetchall() == ((1,),)
+    def held(server: ServerSubject) -> Iterator[None]:
+        """Another session, whose account has rights on the database, has locked it."""
+        with server.connect(autocommit=False) as other, other.cursor() as cursor:
+            assert cursor.execute("SELECT * FROM ackstream_limits WHERE queue = 'messages' FOR UPDATE") == 1
             yield
-            cursor.execute("SELECT RELEASE_LOCK(%s)", [lock_name(table)])
+            other.rollback()
 
     @staticmethod
     def is_free(server: ServerSubject) -> bool:
-        return server.execute("SELECT IS_FREE_LOCK(%s)", lock_name(server.table)) == [(1,)]
+        with server.connect(autocommit=False) as other, other.cursor() as cursor:
+            cursor.execute("SELECT queue FROM ackstream_limits FOR UPDATE SKIP LOCKED")
+            return bool(cursor.fetchall() == (("messages",),))
 
     def test_without_the_lock_nothing_is_claimed(self, server: ServerSubject) -> None:
         put(server, 1)
-        with self.held(server, server.table):
-            assert claim(server, 1) == ([], LimitsLeft((1,), 0, None))
+        with self.held(server), pytest.raises(StoreError, match="Lock wait timeout") as error:
+            claim(server, 1)
+        assert error.value.waited
         assert claim(server, 1)[0] == [1]
 
+    def test_user_level_locks_of_other_sessions_do_not_matter(self, server: ServerSubject) -> None:
+        """An earlier release took one of this name."""
+        digest = hashlib.sha256(f"{server.database}\0messages".encode()).hexdigest()
+        put(server, 1)
+        with server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT GET_LOCK(%s, 5)", [f"ackstream-limit/{digest[:40]}"])
+            assert claim(server, 1)[0] == [1]
+
     @pytest.mark.parametrize("rows", [False, True])
-    def test_it_is_released_behind_the_commit(self, server: ServerSubject, rows: bool) -> None:
+    def test_it_is_released_by_the_commit(self, server: ServerSubject, rows: bool) -> None:
         put(server, 1, 2)
         claim(server, 1, rows=rows)
         assert self.is_free(server)
@@ -216,14 +226,12 @@ class TestLock:
             store.claim(server.table, [Wanted(1, 0, WAIT_NS)])
         assert claim(server, 1)[0] == [1]
 
-    def test_it_is_taken_before_the_messages_are_counted_and_released_behind_the_commit(
-        self, server: ServerSubject
-    ) -> None:
+    def test_it_is_taken_before_the_messages_are_counted(self, server: ServerSubject) -> None:
         put(server, 1)
         with counted_store(server) as (store, sent):
             store.claim(server.table, [Wanted(1, 0, WAIT_NS)])
         text = b" ".join(sent).decode("latin-1")
-        steps = ["GET_LOCK", "START TRANSACTION", "COUNT(*)", "SKIP LOCKED", "UPDATE /*", "COMMIT", "RELEASE_LOCK"]
+        steps = ["START TRANSACTION", "ackstream_limits", "COUNT(*)", "SKIP LOCKED", "UPDATE /*", "COMMIT"]
         places = [text.index(step) for step in steps]
         assert places == sorted(places)
 
@@ -232,7 +240,15 @@ class TestLock:
         with counted_store(server) as (store, sent):
             store.claim_and_fetch(server.table, [Wanted(1, 0, WAIT_NS)], TEXT, 1_000_000)
         assert len(sent) == 2
-        assert b"wait_timeout" in sent[0]
+
+    def test_a_row_that_is_missing_is_inserted_once(self, server: ServerSubject) -> None:
+        put(server, 1, 2, 3)
+        server.execute("DELETE FROM ackstream_limits")
+        assert claim(server, 1)[0] == [1]
+        assert server.execute("SELECT queue, full_ns FROM ackstream_limits") == [("messages", 0)]
+        with counted_store(server) as (store, sent):
+            store.claim(server.table, [Wanted(2, 0, WAIT_NS)])
+        assert len(sent) == 2
 
     def test_a_proxy_that_freezes_in_the_middle_of_a_claim_loses_the_lock_and_claims_nothing(
         self, server: ServerSubject
@@ -250,8 +266,13 @@ class TestLock:
         assert row is not None
         assert row.epoch == 0
 
-    def test_the_session_may_be_idle_again_afterwards(self, server: ServerSubject) -> None:
+    @pytest.mark.parametrize("keys", [[1], [7]], ids=["that takes a message", "that takes none"])
+    def test_the_session_of_a_claim_may_be_idle_again_afterwards(self, server: ServerSubject, keys: list[Key]) -> None:
         put(server, 1)
-        with counted_store(server) as (store, sent):
-            store.claim(server.table, [Wanted(1, 0, WAIT_NS)])
-        assert sent[-1].endswith(b"wait_timeout = DEFAULT")
+        server.store.claim(server.table, [Wanted(key, 0, WAIT_NS) for key in keys])
+        assert server.store.read("SELECT @@wait_timeout > 1000").value == [["1"]]
+
+    def test_so_may_that_of_one_that_has_waited_in_vain(self, server: ServerSubject) -> None:
+        with self.held(server), pytest.raises(StoreError):
+            claim(server, 1)
+        assert server.store.read("SELECT @@wait_timeout > 1000").value == [["1"]]

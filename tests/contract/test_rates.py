@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from engine.model import NS_PER_S, Key, LimitsLeft, TableId, Wanted
+from engine.queue_table import QueueTable
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.port import Described, StoreError
@@ -86,7 +87,7 @@ def test_a_state_that_no_claim_can_have_left_delays_nothing_and_is_replaced(subj
     if isinstance(subject, MemorySubject):
         subject.store.rates[subject.table.id] = later_ns
     else:
-        subject.execute("INSERT INTO ackstream_rates VALUES ('messages', %s)", later_ns)
+        subject.execute("UPDATE ackstream_limits SET full_ns = %s", later_ns)
     put(subject, 1, 2)
     claimed, left = claim(subject, 1, 2)
     assert claimed == [1]
@@ -124,23 +125,27 @@ def test_it_costs_no_further_packet_and_one_write_a_claim(server: ServerSubject)
     with counted_store(server) as (store, sent):
         store.claim(server.table, [Wanted(1, 0, WAIT_NS)])
     assert len(sent) == 2
-    assert b" ".join(sent).count(b"ackstream_rates") == 2
+    assert b" ".join(sent).count(b"ackstream_limits") == 2
 
 
 class TestPrivileges:
-    def test_without_the_table_each_proxy_keeps_the_rate_and_the_remedy_is_named(self, server: ServerSubject) -> None:
-        server.execute("RENAME TABLE ackstream_rates TO away")
+    def test_without_the_table_nothing_is_delivered_and_the_remedy_is_named(self, server: ServerSubject) -> None:
+        server.execute("RENAME TABLE ackstream_limits TO away")
         found = server.store.describe(server.table.id).value
-        server.execute("RENAME TABLE away TO ackstream_rates")
-        assert found is not None
-        assert not found.policy.paced  # type: ignore[union-attr]
-        assert "MAX_RATE = 5 makes the table" in " ".join(found.warnings)  # type: ignore[union-attr]
+        assert isinstance(found, QueueTable)
+        problem = server.store.limits_problem(found.id, found.policy).value
+        server.execute("RENAME TABLE away TO ackstream_limits")
+        assert found.policy.paused
+        (warning,) = found.warnings
+        assert f"MAX_RATE = 5 makes the table {server.database}.ackstream_limits" in warning
+        assert warning == f"nothing is delivered: {problem}"
+        assert server.store.limits_problem(found.id, found.policy).value is None
         again = server.store.describe(server.table.id).value
         assert again == server.table
 
     def test_a_table_that_is_locked_for_a_moment_is_not_absent(self, server: ServerSubject) -> None:
         with server.connect() as other, other.cursor() as cursor:
-            cursor.execute("LOCK TABLES ackstream_rates WRITE")
+            cursor.execute("LOCK TABLES ackstream_limits WRITE")
             with pytest.raises(StoreError, match="Lock wait timeout"):
                 server.store.describe(server.table.id)
         assert server.store.describe(server.table.id).value == server.table
@@ -154,12 +159,12 @@ class TestPrivileges:
         with counted_store(server) as (store, sent):
             before = store.describe_all([*paced, unpaced]).value
             with server.connect() as other, other.cursor() as cursor:
-                cursor.execute("LOCK TABLES ackstream_rates WRITE")
+                cursor.execute("LOCK TABLES ackstream_limits WRITE")
                 found, checks = list[Mapping[TableId, Described]](), list[int]()
                 for tables in (paced[:1], [*paced, unpaced]):
                     sent.clear()
                     found.append(store.describe_all(tables).value)
-                    checks.append(b" ".join(sent).count(b"ackstream_rates"))
+                    checks.append(b" ".join(sent).count(b"ackstream_limits"))
             after = store.describe_all([*paced, unpaced]).value
         assert checks[0] == checks[1] > 0
         assert found[1][unpaced] == before[unpaced]

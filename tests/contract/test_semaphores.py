@@ -17,7 +17,7 @@ from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
-from engine.store.semaphores import NAMES_MAX, lock_name
+from engine.store.semaphores import NAMES_MAX
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     EVEN,
@@ -400,7 +400,7 @@ def test_an_account_that_may_not_read_the_semaphores_delivers_nothing_and_the_pr
     store = MySQLStore(BackendAddress(server.server.host, server.server.port, account))
     try:
         denied = store.describe(server.table.id).value
-        server.execute(f"GRANT SELECT ON {server.database}.{SEMAPHORES} TO {account}@localhost")
+        server.execute(f"GRANT SELECT, UPDATE ON {server.database}.{SEMAPHORES} TO {account}@localhost")
         store.discover()
         granted = store.describe(server.table.id).value
     finally:
@@ -410,7 +410,7 @@ def test_an_account_that_may_not_read_the_semaphores_delivers_nothing_and_the_pr
     assert denied.policy.paused
     (warning,) = denied.warnings
     assert warning.startswith("nothing is delivered: ")
-    assert f"GRANT SELECT ON `{server.database}`.`{SEMAPHORES}`" in warning
+    assert f"GRANT SELECT, UPDATE ON `{server.database}`.`{SEMAPHORES}`" in warning
     assert isinstance(granted, QueueTable)
     assert not granted.policy.paused
 
@@ -446,8 +446,8 @@ def test_semaphores_cost_no_further_packet(server: ServerSubject) -> None:
         store.claim_and_fetch(server.table, wanted[1:], RowFormat(("id",), binary=False), 1_000)
     assert len(sent) == 2
     text = b" ".join(sent).decode("latin-1")
-    steps = ["GET_LOCK", "START TRANSACTION", "information_schema", "LOCATE", "SKIP LOCKED"]
-    steps += ["UPDATE /*", "COMMIT", "RELEASE_LOCK"]
+    steps = ["START TRANSACTION", "ackstream_semaphores", "information_schema", "LOCATE", "SKIP LOCKED"]
+    steps += ["UPDATE /*", "COMMIT"]
     places = [text.index(step) for step in steps]
     assert places == sorted(places)
 
@@ -457,7 +457,6 @@ def test_a_claim_without_needs_has_no_further_statement(server: ServerSubject) -
     with counted_store(server) as (store, sent):
         store.claim_and_fetch(server.table, [Wanted(1, 0, WAIT_NS, group=(None,))], None, 1_000)
     text = b" ".join(sent).decode("latin-1")
-    assert "GET_LOCK" not in text
     assert "ackstream limit" not in text
     assert SEMAPHORES not in text
 
@@ -466,14 +465,12 @@ def test_claims_of_other_semaphores_do_not_wait(server: ServerSubject) -> None:
     for name in ("a", "b"):
         server.semaphore(name, 1)
         put(server, name, ord(name))
-    with server.connect() as other, other.cursor() as cursor:
-        cursor.execute("SELECT GET_LOCK(%s, 0)", [lock_name(server.database, "a")])
-        claimed, left = claim(server, (ord("b"), "b"))
-        assert claimed == [ord("b")]
-        claimed, left = claim(server, (ord("a"), "a"))
-        assert claimed == []
-        assert [(found.name, found.busy) for found in left.semaphores] == [("a", True)]
-        cursor.execute("DO RELEASE_LOCK(%s)", [lock_name(server.database, "a")])
+    with server.connect(autocommit=False) as other, other.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {SEMAPHORES} WHERE name = 'a' FOR UPDATE")
+        assert claim(server, (ord("b"), "b"))[0] == [ord("b")]
+        with pytest.raises(StoreError, match="Lock wait timeout"):
+            claim(server, (ord("a"), "a"))
+        other.rollback()
     assert claim(server, (ord("a"), "a"))[0] == [ord("a")]
 
 

@@ -228,7 +228,7 @@ def test_doctor_names_a_queue_that_cannot_be_described_now(
     run(client, "CREATE QUEUE other (body TEXT)")
     variables["ACKSTREAM_BACKEND"] = f"mysql://root@{server.host}:{server.port}"
     with connect(server, database=database) as locker:
-        run(locker, "LOCK TABLES ackstream_rates WRITE")
+        run(locker, "LOCK TABLES ackstream_limits WRITE")
         done = ackstream(variables, "doctor", "--json")
     texts = {found["about"]: found["text"] for found in map(json.loads, done.stdout.splitlines())}
     assert done.returncode == 1

@@ -173,7 +173,7 @@ def test_the_commands_that_migrate_work_as_typed(server: EmbeddedServer, databas
             run(root, f"DROP USER {name}")
     assert (check.returncode, check.stdout.splitlines()[0]) == (
         1,
-        f"missing   {database}.ackstream_rates: version 1",
+        f"missing   {database}.ackstream_limits: version 1",
     ), check.stderr
     assert (make.returncode, make.stdout.split()[0]) == (0, "made"), make.stderr
 

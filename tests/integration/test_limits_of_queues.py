@@ -92,15 +92,19 @@ def test_a_queue_without_them_shows_what_to_do(connection) -> None:
     create_queue(connection, "m", max_in_flight="2")
     found = problem(connection)
     assert found is not None
-    assert "max_in_flight holds at each proxy alone" in found
+    assert found.startswith("nothing is delivered: ")
+    assert rows(connection, "STREAM id FROM m NOWAIT") == []
     run(connection, found[found.index("ALTER QUEUE") : found.index(" adds what")])
     assert problem(connection) is None
 
 
 def test_a_column_of_the_application_with_the_name_of_the_lease_column_is_left_alone(connection) -> None:
+    with pytest.raises(pymysql.MySQLError, match="MAX_IN_FLIGHT needs a lease column"):
+        run(connection, "CREATE QUEUE m (lease VARCHAR(20), body INT) MAX_IN_FLIGHT = 2")
     run(connection, "CREATE QUEUE m (lease VARCHAR(20), body INT)")
-    run(connection, "ALTER QUEUE m MAX_IN_FLIGHT = 2")
-    assert "max_in_flight holds at each proxy alone" in str(problem(connection))
+    with pytest.raises(pymysql.MySQLError, match="MAX_IN_FLIGHT needs a lease column"):
+        run(connection, "ALTER QUEUE m MAX_IN_FLIGHT = 2")
+    assert problem(connection) is None
     run(connection, "ALTER QUEUE m LEASE = held_until, MAX_IN_FLIGHT = 2")
     assert problem(connection) is None
     assert "time_acked,held_until,time_next" in keys(connection)
@@ -159,36 +163,49 @@ def test_max_rate_holds_over_all_proxies_by_a_table_that_create_queue_makes(conn
     assert problem(connection) is None
     run(connection, "INSERT INTO m (body) VALUES (1), (2), (3)")
     assert len(rows(connection, "STREAM id FROM m LIMIT 3 WAIT 10")) == 3
-    ((name, is_near),) = rows(connection, f"SELECT queue, ABS(full_ns - {NOW}) < 60000000000 FROM ackstream_rates")
+    ((name, is_near),) = rows(connection, f"SELECT queue, ABS(full_ns - {NOW}) < 60000000000 FROM ackstream_limits")
     assert (name, is_near) == ("m", 1)
 
 
-def test_alter_queue_makes_the_table_of_rates(connection) -> None:
+def test_alter_queue_makes_the_table_of_limits(connection) -> None:
     create_queue(connection, "m")
     run(connection, "ALTER QUEUE m MAX_RATE = 100")
     assert problem(connection) is None
-    assert rows(connection, "SELECT COUNT(*) FROM ackstream_rates") == [(0,)]
+    assert rows(connection, "SELECT COUNT(*) FROM ackstream_limits") == [(0,)]
 
 
-def test_a_queue_without_the_table_of_rates_shows_what_to_do(connection) -> None:
+def test_a_queue_without_the_table_of_limits_delivers_nothing_and_shows_what_to_do(connection) -> None:
     create_queue(connection, "m", max_rate="50")
     found = problem(connection)
     assert found is not None
-    assert "max_rate holds at each proxy alone" in found
+    assert found.startswith("nothing is delivered: ")
     run(connection, found[found.index("ALTER QUEUE") : found.index(" makes the table")])
     run(connection, "ALTER QUEUE m MAX_RATE = 60")
     assert problem(connection) is None
 
 
-def test_a_table_of_rates_that_is_dropped_is_missed_and_messages_come_all_the_same(connection) -> None:
+def test_a_table_of_limits_that_is_dropped_is_a_problem_until_it_is_made_again(connection) -> None:
     run(connection, "CREATE QUEUE m (body INT) MAX_RATE = 100")
-    run(connection, "DROP TABLE ackstream_rates")
+    run(connection, "DROP TABLE ackstream_limits")
+    eventually(lambda: problem(connection) is not None, timeout_s=30)
     run(connection, "INSERT INTO m (body) VALUES (1)")
+    run(connection, "ALTER QUEUE m MAX_RATE = 100")
     assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 20") == [(1,)]
 
 
-def test_a_queue_without_a_rate_makes_no_table(connection) -> None:
-    run(connection, "CREATE QUEUE m (body INT) MAX_IN_FLIGHT = 2")
+@pytest.mark.parametrize("limit", ["MAX_IN_FLIGHT = 2", "MAX_RATE = 5"])
+def test_without_its_lease_column_a_limit_is_refused_only_if_it_counts_what_is_in_flight(connection, limit) -> None:
+    run(connection, f"CREATE QUEUE m (body INT) {limit}")
+    if limit.startswith("MAX_RATE"):
+        run(connection, "ALTER QUEUE m LEASE = NONE")
+    else:
+        with pytest.raises(pymysql.MySQLError, match="MAX_IN_FLIGHT needs a lease column"):
+            run(connection, "ALTER QUEUE m LEASE = NONE")
+    assert problem(connection) is None
+
+
+def test_a_queue_without_a_limit_makes_no_table(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT)")
     assert rows(connection, "SHOW TABLES LIKE 'ackstream%'") == []
 
 

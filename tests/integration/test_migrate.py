@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from engine.catalog.own_tables import RATES_TABLE
+from engine.catalog.own_tables import LIMITS_TABLE
 from engine.model import TableId
 from engine.queue_table import QueueTable
 from engine.store.connection import StoreConnection
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
-from engine.store.port import StoreError
 from proxy.commands import migrate
 from proxy.embedded.server import EmbeddedServer
 from proxy.session.queries import sql
@@ -30,13 +29,13 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
 
-LATER = replace(RATES_TABLE, upgrades=("rates_to_2", "rates_to_3"))
-"""The table of rates in a version that is made up here."""
+LATER = replace(LIMITS_TABLE, upgrades=("limits_to_2", "limits_to_3"))
+"""The table of limits in a version that is made up here."""
 UPGRADES = {
-    "rates_to_2": "ALTER TABLE $table ADD COLUMN note INT, COMMENT = $comment",
-    "rates_to_3": "ALTER TABLE $table ADD COLUMN other INT, COMMENT = $comment",
+    "limits_to_2": "ALTER TABLE $table ADD COLUMN note INT, COMMENT = $comment",
+    "limits_to_3": "ALTER TABLE $table ADD COLUMN other INT, COMMENT = $comment",
 }
-UNVERSIONED = "ackstream: MAX_RATE of the queues over all proxies"
+UNVERSIONED = LIMITS_TABLE.comment().removesuffix(" (version 1)")
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def client(server: EmbeddedServer, database: str) -> Iterator[Any]:
 
 @pytest.fixture
 def place(database: str) -> TableId:
-    return TableId(database, RATES_TABLE.name)
+    return TableId(database, LIMITS_TABLE.name)
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def comment(client: Any) -> Any:
 
 
 def columns(client: Any) -> list[str]:
-    return [row[0] for row in rows(client, "SHOW COLUMNS FROM ackstream_rates")]
+    return [row[0] for row in rows(client, "SHOW COLUMNS FROM ackstream_limits")]
 
 
 def results(connection: StoreConnection, place: TableId, own: Any, *, check: bool = False) -> list[str]:
@@ -94,9 +93,9 @@ def described(address: BackendAddress, database: str) -> QueueTable:
 
 
 def test_a_table_is_made_once(client: Any, connection: StoreConnection, place: TableId) -> None:
-    assert results(connection, place, RATES_TABLE, check=True) == ["missing"]
-    assert results(connection, place, RATES_TABLE) == ["made"]
-    assert results(connection, place, RATES_TABLE) == ["current"]
+    assert results(connection, place, LIMITS_TABLE, check=True) == ["missing"]
+    assert results(connection, place, LIMITS_TABLE) == ["made"]
+    assert results(connection, place, LIMITS_TABLE) == ["current"]
     assert comment(client) == f"{UNVERSIONED} (version 1)"
 
 
@@ -104,19 +103,19 @@ def test_a_table_is_made_once(client: Any, connection: StoreConnection, place: T
 def test_a_table_of_an_older_release_is_upgraded_with_what_it_holds(
     client: Any, connection: StoreConnection, place: TableId
 ) -> None:
-    run(client, sql("create_rates", table="ackstream_rates", comment=f"'{UNVERSIONED}'"))
-    run(client, "INSERT INTO ackstream_rates (queue, full_ns) VALUES ('m', 7)")
+    run(client, sql("create_limits", table="ackstream_limits", comment=f"'{UNVERSIONED}'"))
+    run(client, "INSERT INTO ackstream_limits (queue, full_ns) VALUES ('m', 7)")
     assert results(connection, place, LATER, check=True) == ["outdated", "outdated"]
     assert columns(client) == ["queue", "full_ns"]
     assert results(connection, place, LATER) == ["upgraded", "upgraded"]
     assert columns(client) == ["queue", "full_ns", "note", "other"]
-    assert rows(client, "SELECT queue, full_ns FROM ackstream_rates") == [("m", 7)]
+    assert rows(client, "SELECT queue, full_ns FROM ackstream_limits") == [("m", 7)]
     assert results(connection, place, LATER) == ["current"]
 
 
 @pytest.mark.usefixtures("upgrades")
 def test_an_upgrade_that_was_cut_short_is_continued(client: Any, connection: StoreConnection, place: TableId) -> None:
-    run(client, sql("create_rates", table="ackstream_rates", comment=f"'{UNVERSIONED}'"))
+    run(client, sql("create_limits", table="ackstream_limits", comment=f"'{UNVERSIONED}'"))
     next(migrate.steps(connection, [place], {LATER.name: LATER}, check=False))
     assert columns(client) == ["queue", "full_ns", "note"]
     assert results(connection, place, LATER) == ["upgraded"]
@@ -125,34 +124,32 @@ def test_an_upgrade_that_was_cut_short_is_continued(client: Any, connection: Sto
 def test_a_newer_table_is_left_alone_and_not_used(
     client: Any, connection: StoreConnection, place: TableId, address: BackendAddress, database: str
 ) -> None:
-    run(client, sql("create_rates", table="ackstream_rates", comment=f"'{LATER.comment()}'"))
+    run(client, sql("create_limits", table="ackstream_limits", comment=f"'{LATER.comment()}'"))
     (step,) = migrate.steps(connection, [place], check=False)
     assert (step.result, step.statement) == ("error", "")
     assert step.text.endswith("has version 3, this program uses version 1: use a newer ackstream")
     create_queue(client, "m", max_rate="5")
     found = described(address, database)
-    assert not found.policy.paced
-    assert f"max_rate holds at each proxy alone: {place} has version 3" in "".join(found.warnings)
+    assert found.policy.paused
+    assert f"nothing is delivered: {place} has version 3" in "".join(found.warnings)
 
 
 def test_a_queue_uses_a_table_of_a_release_without_versions(
     client: Any, address: BackendAddress, database: str
 ) -> None:
-    run(client, sql("create_rates", table="ackstream_rates", comment=f"'{UNVERSIONED}'"))
+    run(client, sql("create_limits", table="ackstream_limits", comment=f"'{UNVERSIONED}'"))
     create_queue(client, "m", max_rate="5")
-    assert described(address, database).policy.paced
+    assert not described(address, database).policy.paused
 
 
-def test_one_run_at_a_time(
-    client: Any, address: BackendAddress, database: str, monkeypatch: pytest.MonkeyPatch
+def test_a_stranger_with_a_user_level_lock_does_not_stop_it(
+    client: Any, server: EmbeddedServer, address: BackendAddress, database: str
 ) -> None:
+    """An earlier release took one."""
     create_queue(client, "m", max_rate="5")
-    monkeypatch.setattr(migrate, "LIMITS", replace(migrate.LIMITS, lock_wait_s=0))
-    rows(client, "SELECT GET_LOCK('ackstream/migrate', 10)")
-    with pytest.raises(StoreError, match="another `ackstream migrate` is at work"):
-        list(migrate.migrated(address, check=False))
-    run(client, "DO RELEASE_LOCK('ackstream/migrate')")
-    assert f"{database}.ackstream_rates" in {step.table for step in migrate.migrated(address, check=False)}
+    with connect(server) as stranger:
+        rows(stranger, "SELECT GET_LOCK('ackstream/migrate', 10)")
+        assert f"{database}.ackstream_limits" in {step.table for step in migrate.migrated(address, check=False)}
 
 
 def program(server: EmbeddedServer, *options: str, user: str = "root") -> subprocess.CompletedProcess[str]:
@@ -173,12 +170,12 @@ def test_the_program_makes_what_queues_need_and_a_running_proxy_uses_it(
         eventually(lambda: rows(client, "SHOW FULL QUEUES")[0][-1] is not None)
         done = program(private_server, "--check")
         assert done.returncode == 1
-        assert done.stdout.startswith("missing   shop.ackstream_rates: version 1\nCREATE TABLE ")
+        assert done.stdout.startswith("missing   shop.ackstream_limits: version 1\nCREATE TABLE ")
         done = program(private_server, "--json")
         assert (done.returncode, json.loads(done.stdout)["result"]) == (0, "made")
         eventually(lambda: rows(client, "SHOW FULL QUEUES")[0][-1] is None, timeout_s=30)
     done = program(private_server, "--check")
-    assert (done.returncode, done.stdout) == (0, "current   shop.ackstream_rates: version 1\n")
+    assert (done.returncode, done.stdout) == (0, "current   shop.ackstream_limits: version 1\n")
 
 
 def test_the_program_names_what_the_account_lacks_and_leaves_a_read_only_server_alone(

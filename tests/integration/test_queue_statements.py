@@ -633,7 +633,7 @@ def test_each_statement_can_be_prepared(proxy, connection, database) -> None:
         assert [row[1] for row in execute(client, "SHOW FULL QUEUES")[1] if row[0] == database] == ["m", "m_dead"]
         assert execute(client, "SHOW STREAMS")[1] == []
         execute(client, "DROP QUEUE IF EXISTS m")
-    assert rows(connection, "SHOW TABLES") == [("ackstream_rates",), ("m_dead",)]
+    assert rows(connection, "SHOW TABLES") == [("ackstream_limits",), ("m_dead",)]
 
 
 ODDLY = [

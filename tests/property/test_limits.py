@@ -39,20 +39,19 @@ LIMIT = 3
 RATE = 4
 WAIT_NS = 30 * NS_PER_S
 IDLE_NS = 3 * NS_PER_S
-"""After this time the server ends the session of a proxy that is frozen in the middle of a claim."""
+"""After this time the server ends the session of a proxy that is frozen in the middle of a claim. One that waits for a
+lock for so long has failed before."""
 SOON_NS = 10 * NS_PER_S
 """Longer than the pauses while a limit is reached, shorter than any wait."""
 COUNTED = replace(
     POLICY, ack_wait_ns=WAIT_NS, min_backoff_ns=WAIT_NS, max_backoff_ns=WAIT_NS, cache_size=30, batch_size=5,
-    lease="lease", max_in_flight=LIMIT, counted=True,
+    lease="lease", max_in_flight=LIMIT,
 )  # fmt: skip
 GROUPS = 3
 GROUP_LIMIT = 2
-GROUPED = replace(
-    COUNTED, max_in_flight=None, counted=False, group_by=("tenant",), group_limit=GROUP_LIMIT, groups_counted=True
-)
+GROUPED = replace(COUNTED, max_in_flight=None, group_by=("tenant",), group_limit=GROUP_LIMIT)
 GROUP_RATE = 1
-GROUP_PACED = replace(GROUPED, group_limit=None, groups_counted=False, group_rate=GROUP_RATE)
+GROUP_PACED = replace(GROUPED, group_limit=None, group_rate=GROUP_RATE)
 STRICT = replace(GROUPED, group_limit=None, group_strict=True)
 
 
@@ -221,8 +220,7 @@ class Limited(RuleBasedStateMachine):
         for _ in range(steps):
             self._step(proxy, asked)
         other, another = next(pair for pair in claims if pair[0] is not proxy)
-        while another.answer is None:
-            self._step(other, another)
+        self._carry_out(other, another)
 
     @rule(first=KEYS, pick=PICK, steps=st.integers(1, 8))
     def messages_come_and_proxies_claim_at_once(self, first: int, pick: int, steps: int) -> None:
@@ -245,9 +243,19 @@ class Limited(RuleBasedStateMachine):
         assert len({proxy for proxy, _ in claims}) == len(claims), "a proxy has two claims under way"
         return claims
 
+    def _carry_out(self, proxy: Proxy, asked: Asked) -> None:
+        """The statements of an effect, up to one that waits for a lock."""
+        while asked.answer is None and not self._waits(proxy, asked):
+            self._step(proxy, asked)
+
+    def _waits(self, proxy: Proxy, asked: Asked) -> bool:
+        """Whether its next statement waits for a lock that another claim holds."""
+        running = proxy.claims.get(asked.effect.claim_id) if isinstance(asked.effect, Claim) else None
+        return running is not None and running.left[0] is Step.LOCK_LIMITS and running.claim.waits
+
     def _step(self, proxy: Proxy, asked: Asked) -> None:
-        """The next statement of an effect; any effect but a claim is one statement."""
-        if asked.answer is not None:
+        """The next statement of an effect, unless it waits; any effect but a claim is one statement."""
+        if asked.answer is not None or self._waits(proxy, asked):
             return
         match asked.effect:
             case Claim(claim_id, wanted, slot=slot):
@@ -289,7 +297,7 @@ class Limited(RuleBasedStateMachine):
     @precondition(lambda self: self._asked())
     @rule(pick=PICK)
     def one_fails(self, pick: int) -> None:
-        """Its connection broke, and what was not committed is rolled back."""
+        """Its connection broke, or it has waited for a lock in vain. What was not committed is rolled back."""
         proxy, asked = self._one_of(self._asked(), pick)
         if isinstance(asked.effect, Claim) and (running := proxy.claims.pop(asked.effect.claim_id, None)):
             running.claim.die()
@@ -308,7 +316,7 @@ class Limited(RuleBasedStateMachine):
     def _settle(self) -> None:
         for _ in range(2_000):
             asked = self._asked()
-            if not asked:
+            if all(self._waits(proxy, one) for proxy, one in asked):
                 return
             for proxy, one in asked:
                 self._step(proxy, one)
@@ -553,7 +561,7 @@ class StrictRuns(Strict):
 class Paced(Limited):
     """With a rate as well."""
 
-    policy = replace(COUNTED, max_in_flight=30, max_rate=RATE, paced=True)
+    policy = replace(COUNTED, max_in_flight=30, max_rate=RATE)
     limit = 30
 
     @initialize()
@@ -620,23 +628,26 @@ class GroupPacedAndLimited(GroupPaced):
 
 
 class CountedBeforeTheLock(Limited):
-    steps = (Step.COUNT, Step.TAKE_LOCK, Step.BEGIN, Step.LOCK_ROWS, *SECOND_PACKET)
+    steps = (Step.BEGIN, Step.COUNT, Step.LOCK_LIMITS, Step.LOCK_ROWS, *SECOND_PACKET)
+
+
+class ClaimThatUnlocksEarly(MemoryClaim):
+    """Releases the locks of its limits before the commit."""
+
+    def do(self, step: Step) -> None:
+        super().do(step)
+        if step is Step.WRITE:
+            self._unlock_limits()
 
 
 class ReleasedBeforeTheCommit(Limited):
-    steps = (*FIRST_PACKET, Step.WRITE, Step.RELEASE_LOCK, Step.COMMIT)
+    claim_type = ClaimThatUnlocksEarly
 
 
 class ClaimWithoutLock(MemoryClaim):
-    """A claim that did not get the lock goes on."""
+    """Waits for nobody."""
 
-    def do(self, step: Step) -> None:
-        if step is Step.COUNT:
-            held, self._store.limit_locks = self._store.limit_locks, {self._table.id: self}
-            super().do(step)
-            self._store.limit_locks = held
-        else:
-            super().do(step)
+    waits = False
 
 
 class TheLockIsNotNeeded(Limited):
@@ -660,7 +671,7 @@ class ClaimOfAnOwnRate(MemoryClaim):
 
     def do(self, step: Step) -> None:
         rates, own = self._store.rates, TableId("slot", str(self._slot))
-        if step is Step.COUNT:
+        if step is Step.LOCK_LIMITS:
             rates[self._table.id] = rates.get(own, 0)
         super().do(step)
         if step is Step.COMMIT:
@@ -672,7 +683,7 @@ class RatePerProxy(Paced):
 
 
 class RateWithoutLock(Paced):
-    steps = (Step.COUNT, Step.TAKE_LOCK, Step.BEGIN, Step.LOCK_ROWS, *SECOND_PACKET)
+    claim_type = ClaimWithoutLock
 
 
 class DispatcherThatMisses(Dispatcher):
@@ -712,7 +723,7 @@ class OnlyOwnEndsOpenIt(Followed):
 
 
 class GroupsReleasedBeforeTheCommit(Grouped):
-    steps = (*FIRST_PACKET, Step.WRITE, Step.RELEASE_LOCK, Step.COMMIT)
+    claim_type = ClaimThatUnlocksEarly
 
 
 class ClaimOfOwnGroups(MemoryClaim):
@@ -882,7 +893,7 @@ class GroupRatesPerProxy(GroupPaced):
 
 
 class GroupRatesReleasedBeforeTheCommit(GroupPaced):
-    steps = (*FIRST_PACKET, Step.WRITE, Step.RELEASE_LOCK, Step.COMMIT)
+    claim_type = ClaimThatUnlocksEarly
 
 
 class DispatcherThatParksPacedGroups(Dispatcher):

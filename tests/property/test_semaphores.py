@@ -23,7 +23,15 @@ from engine.dispatch.semaphore_places import needs_of
 from engine.model import NS_PER_S, Entry, Key, TableId
 from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, SemaphoreCounts, Step
 from engine.store.memory import MemoryClaim, Row
-from tests.property.test_limits import COUNTED, KEYS, PICK, Limited, Proxy
+from tests.property.test_limits import (
+    COUNTED,
+    KEYS,
+    PICK,
+    ClaimThatUnlocksEarly,
+    ClaimWithoutLock,
+    Limited,
+    Proxy,
+)
 from tests.support.hunting import assert_objects
 from tests.support.play import TABLE, Asked, Stage
 from tests.support.sampling import examples
@@ -32,7 +40,7 @@ OTHERS = TableId(TABLE.db, "others")
 """The other queue. Its messages have ids above 100."""
 CAPACITIES = {"a": 2, "b": 1, "c": 1}
 NEEDS = ["a", "b", "a,b", "b,a", None, "c", "a,c"]
-POLICY = replace(COUNTED, max_in_flight=None, counted=False, semaphores="needs", semaphores_counted=True)
+POLICY = replace(COUNTED, max_in_flight=None, semaphores="needs")
 
 
 class Shared(Limited):
@@ -73,7 +81,7 @@ class Shared(Limited):
     def one_is_created_or_dropped(self, exists: bool) -> None:
         if exists:
             self.store.semaphores[TABLE.db, "c"] = CAPACITIES["c"]
-        else:
+        elif (TABLE.db, "c") not in self.store.limit_locks:  # Otherwise the statement waits.
             self.store.semaphores.pop((TABLE.db, "c"), None)
         for proxy in self.proxies if self.followed else ():
             proxy.stage.handle(proxy.stage.dispatcher.semaphores_freed, None, None)
@@ -132,13 +140,12 @@ class Shared(Limited):
     def a_delivery_ends_while_a_claim_is_carried_out(self, pick: int, steps: int) -> None:
         """The claim has counted it, and its answer comes behind the report."""
         proxy, asked = self._one_of(self._claiming(), pick)
-        while asked.answer is None and steps:
+        for _ in range(steps):
             self._step(proxy, asked)
-            steps -= 1
         self._acknowledge(self._one_of(sorted(self.holdings, key=str), pick))
-        while asked.answer is None:
-            self._step(proxy, asked)
-        proxy.stage.answer(asked)
+        self._carry_out(proxy, asked)
+        if asked.answer is not None:
+            proxy.stage.answer(asked)
 
     def check(self) -> None:
         for name, keys in self._held().items():
@@ -202,20 +209,11 @@ class SharedUnfollowed(Shared):
 
 
 class ReleasedBeforeTheCommit(Shared):
-    steps = (*FIRST_PACKET, Step.WRITE, Step.RELEASE_LOCK, Step.COMMIT)
-
-
-class ClaimWithoutLocks(MemoryClaim):
-    """A claim that did not get the locks goes on."""
-
-    def _count_semaphores(self) -> SemaphoreCounts:
-        counts = super()._count_semaphores()
-        counts.locked, counts.busy = counts.locked | counts.busy, frozenset()
-        return counts
+    claim_type = ClaimThatUnlocksEarly
 
 
 class TheLocksAreNotNeeded(Shared):
-    claim_type = ClaimWithoutLocks
+    claim_type = ClaimWithoutLock
 
 
 class ClaimOfOneQueue(MemoryClaim):
@@ -251,7 +249,7 @@ class OneIsEnough(SemaphoreCounts):
 class ClaimInPart(MemoryClaim):
     def _count_semaphores(self) -> SemaphoreCounts:
         counts = super()._count_semaphores()
-        return OneIsEnough(counts.locked, counts.busy, counts.capacities, counts.holders)
+        return OneIsEnough(counts.read, counts.capacities, counts.holders)
 
 
 class TakenInPart(Shared):

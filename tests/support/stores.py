@@ -16,10 +16,11 @@ from typing import Any, Protocol, TypeVar
 
 from pymysql.connections import Connection
 
-from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE
+from engine.catalog.directives import parse_comment
+from engine.catalog.own_tables import LIMITS_TABLE, OWN_TABLES
 from engine.model import NS_PER_S, Key, Selection, TableId
 from engine.packets import HEADER
-from engine.queue_table import GROUP_RATES, RATES, SEMAPHORES, BatchColumn, GroupColumn, IdKind, Policy, QueueTable
+from engine.queue_table import SEMAPHORES, BatchColumn, GroupColumn, IdKind, Policy, QueueTable
 from engine.store.connection import COM_RESET_CONNECTION, OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection
 from engine.store.memory import MemoryStore, Row
 from engine.store.mysql import MySQLStore
@@ -147,18 +148,14 @@ class MemorySubject:
             replace(
                 POLICY,
                 max_in_flight=in_flight,
-                counted=in_flight is not None,
                 group_by=group_by,
                 group_limit=group_limit,
                 group_strict=strict,
-                groups_counted=group_limit is not None or strict,
                 max_rate=rate,
-                paced=rate is not None,
                 group_rate=group_rate,
                 batch_by="batch" if batches else None,
                 after_batch="after_batch" if batches else None,
                 semaphores="needs" if semaphores else None,
-                semaphores_counted=semaphores,
             ),
             IdKind.INTEGER,
             "PRIMARY",
@@ -285,9 +282,7 @@ class ServerSubject:
         self.execute(f"CREATE DATABASE {database}")
         self.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO')")
         self.connection.select_db(database)
-        for own, needed in ((RATES_TABLE, rate), (GROUP_RATES_TABLE, group_rate), (SEMAPHORES_TABLE, semaphores)):
-            if needed:
-                self.execute(client_sql(own.create, table=own.name, comment=f"'{own.comment()}'"))
+        self._make_own_tables(comment)
         self.definition = f"({columns}{index and ','}{index}) COMMENT '{comment}' {partitions}"
         self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{comment}' {partitions}")
         self.store = mysql_store(server)
@@ -295,21 +290,31 @@ class ServerSubject:
         assert isinstance(described, QueueTable), described
         self.table = described
 
+    def _make_own_tables(self, comment: str) -> None:
+        policy = parse_comment(comment)
+        assert isinstance(policy, Policy)
+        self._own_tables = [own for own in OWN_TABLES.values() if own.needed(policy)]
+        for own in self._own_tables:
+            self.execute(client_sql(own.create, table=own.name, comment=f"'{own.comment()}'"))
+        self._empty_own_tables()
+
+    def _empty_own_tables(self) -> None:
+        """What they hold when the queue has delivered its last message some time ago."""
+        for own in self._own_tables:
+            self.execute(f"DELETE FROM {own.name}")
+            if own is LIMITS_TABLE:
+                self.execute(f"INSERT INTO {own.name} VALUES ('messages', 0)")
+
     def connect(self, **options: Any) -> Connection[Any]:
         """Another session."""
         return connect(self.server, database=self.database, ssl_disabled=True, **options)
 
     def renew(self) -> None:
-        """Empty the table and the table of rates, and reset the store."""
+        """Empty the table and the own tables of ackstream beside it, and reset the store."""
         self.store.close()
         self.store = mysql_store(self.server)
         self.execute("DELETE FROM messages")
-        if self.table.policy.max_rate is not None:
-            self.execute(f"DELETE FROM {RATES}")
-        if self.table.policy.group_rate is not None:
-            self.execute(f"DELETE FROM {GROUP_RATES}")
-        if self.table.policy.semaphores is not None:
-            self.execute(f"DELETE FROM {SEMAPHORES}")
+        self._empty_own_tables()
         self.execute("DROP TABLE IF EXISTS dead")
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ BREAKS = (
         "limited",
         (
             "engine.store.claim_limits",
-            "self._most = policy.max_in_flight if policy.counted else None",
+            "self._most = policy.max_in_flight",
             "self._most = None",
         ),
         misbehave=0.9,
@@ -136,7 +136,7 @@ BREAKS = (
         "grouped",
         (
             "engine.store.claim_limits",
-            "self._group_most = policy.group_most if policy.groups_counted and not self._strict else None",
+            "self._group_most = None if self._strict else policy.group_limit",
             "self._group_most = None",
         ),
         misbehave=0.9,
@@ -171,8 +171,8 @@ BREAKS = (
         "rated",
         (
             "engine.store.claim_limits",
-            "if policy.paced and policy.max_rate is not None else None",
-            "if policy.paced and policy.max_rate is None else None",
+            "self._pace = None if policy.max_rate is None else Pace(policy.max_rate, burst_s)",
+            "self._pace = None",
         ),
     ),
     _break(

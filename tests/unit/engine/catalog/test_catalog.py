@@ -306,10 +306,20 @@ def test_a_limit_of_groups_holds_over_all_proxies_with_an_index_on_the_lease(
     indexes: list[Index], counted_by: str | None
 ) -> None:
     found = queue(facts(TENANT, REGION, LEASE, comment=GROUP_LIMITED, indexes=[PRIMARY, NEXT_UP, *indexes]))
-    assert (found.policy.group_limit, found.policy.groups_counted) == (3, counted_by is not None)
+    assert (found.policy.group_limit, found.policy.paused) == (3, counted_by is None)
     assert found.lease_index == counted_by
-    warned = any("group_limit holds at each proxy alone" in warning for warning in found.warnings)
-    assert warned is (counted_by is None)
+    remedy = "nothing is delivered: ALTER QUEUE shop.mail GROUP_LIMIT = 3 adds what is missing"
+    assert any(warning.startswith(remedy) for warning in found.warnings) is (counted_by is None)
+
+
+def test_a_limit_on_what_is_in_flight_without_a_lease_column_delivers_nothing() -> None:
+    found = queue(facts(comment=f"{COMMENT},max_in_flight=2"))
+    assert found.policy.paused
+    (warning,) = found.warnings
+    assert warning == (
+        "nothing is delivered: ALTER QUEUE shop.mail MAX_IN_FLIGHT = 2 adds what is missing"
+        " (a lease column and an index)"
+    )
 
 
 BY_ORDER = index("ordered", "time_acked", "tenant", "Region", "id")
@@ -322,9 +332,9 @@ def test_a_queue_in_strict_order_delivers_nothing_without_its_indexes(indexes: l
     complete = len(indexes) == 2
     assert found.policy.group_strict
     assert (found.policy.group_most, found.policy.paused) == (1, not complete)
-    warned = any("group_order=strict cannot be kept" in warning for warning in found.warnings)
-    assert warned is not complete
-    assert not complete or (found.policy.groups_counted and found.order_index == "ordered")
+    remedy = "nothing is delivered: ALTER QUEUE shop.mail GROUP_ORDER = STRICT adds what is missing"
+    assert any(warning.startswith(remedy) for warning in found.warnings) is not complete
+    assert not complete or found.order_index == "ordered"
 
 
 def test_strict_order_needs_groups_and_excludes_a_limit() -> None:
@@ -360,7 +370,6 @@ def test_a_column_of_semaphores_is_the_message_group() -> None:
     counted = index("by_lease", "time_acked", "lease", "time_next", "needs")
     found = queue(facts(NEEDS, LEASE, comment=NEEDING, indexes=[PRIMARY, NEXT_UP, BY_NEEDS, counted]))
     assert found.policy.semaphores == "NEEDS"
-    assert found.policy.semaphores_counted
     assert not found.policy.paused
     assert found.group_columns == (GroupColumn("needs", IdKind.TEXT),)
     assert (found.group_index, found.lease_index) == ("by_needs", "by_lease")
@@ -370,7 +379,6 @@ def test_a_column_of_semaphores_is_the_message_group() -> None:
 def test_semaphores_without_an_index_deliver_nothing() -> None:
     found = queue(facts(NEEDS, LEASE, comment=NEEDING, indexes=[PRIMARY, NEXT_UP, BY_NEEDS]))
     assert found.policy.paused
-    assert not found.policy.semaphores_counted
     (warning,) = found.warnings
     assert "nothing is delivered: ALTER QUEUE shop.mail SEMAPHORES = (NEEDS)" in warning
 

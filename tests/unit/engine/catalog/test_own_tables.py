@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from engine.catalog.own_tables import GROUP_RATES_TABLE, OWN_TABLES, PREFIX, RATES_TABLE, OwnTable, version_of
+from engine.catalog.own_tables import GROUP_RATES_TABLE, LIMITS_TABLE, OWN_TABLES, PREFIX, OwnTable, version_of
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts
 from engine.model import TableId
 from engine.queue_table import Policy
 
-LATER = replace(RATES_TABLE, upgrades=("rates_to_2", "rates_to_3"))
+POLICY = Policy(1, 1, 1, 1, 1, 1)
+LATER = replace(LIMITS_TABLE, upgrades=("limits_to_2", "limits_to_3"))
 PLACE = TableId("shop", "t")
 
 
@@ -37,9 +39,9 @@ def test_the_comment_of_a_table_names_its_version(name: str) -> None:
 
 
 def test_a_table_of_a_release_without_versions_has_the_first_one() -> None:
-    comment = "ackstream: MAX_RATE of the queues over all proxies"
+    comment = "ackstream: the locks of the queues"
     assert version_of(comment) == 1
-    assert RATES_TABLE.problem(PLACE, facts_of(RATES_TABLE, comment)) is None
+    assert LIMITS_TABLE.problem(PLACE, facts_of(LIMITS_TABLE, comment)) is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,14 @@ def test_a_column_that_this_program_does_not_use_does_no_harm() -> None:
     assert GROUP_RATES_TABLE.problem(PLACE, later) is None
 
 
-def test_only_queues_with_a_rate_need_the_table_of_rates() -> None:
-    policy = Policy(1, 1, 1, 1, 1, 1)
-    assert not RATES_TABLE.needed(policy)
-    assert RATES_TABLE.needed(replace(policy, max_rate=5))
+LIMITS = [{"max_rate": 5}, {"max_in_flight": 5}, {"group_limit": 5}, {"group_strict": True}, {"group_rate": 5}]
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=str)
+def test_queues_with_a_limit_of_their_own_need_the_table_of_limits(limit: dict[str, Any]) -> None:
+    assert LIMITS_TABLE.needed(replace(POLICY, **limit))
+
+
+@pytest.mark.parametrize("policy", [POLICY, replace(POLICY, semaphores="needs")], ids=["none", "semaphores"])
+def test_other_queues_need_none(policy: Policy) -> None:
+    assert not LIMITS_TABLE.needed(policy)

@@ -15,13 +15,11 @@ from tests.support.play import POLICY, TABLE, Stage, received, run_for
 
 MOST = 2
 LIMITED = replace(
-    POLICY, lease="lease", group_by=("tenant",), groups_indexed=True, group_limit=MOST, groups_counted=True,
+    POLICY, lease="lease", group_by=("tenant",), groups_indexed=True, group_limit=MOST,
     batch_size=10, cache_size=400,
 )  # fmt: skip
-ALONE = replace(LIMITED, lease=None, groups_counted=False)
-"""Each proxy keeps the limit for itself."""
 STRICT = replace(LIMITED, group_limit=None, group_strict=True)
-COUNTED = replace(LIMITED, group_by=(), groups_indexed=False, group_limit=None, max_in_flight=MOST, counted=True)
+COUNTED = replace(LIMITED, group_by=(), groups_indexed=False, group_limit=None, max_in_flight=MOST)
 SLOT = 7
 """Of the other proxy."""
 ELSEWHERE_NS = 25 * NS_PER_S
@@ -46,9 +44,8 @@ def elsewhere(stage: Stage, *keys: int) -> None:
         stage.store.put(TABLE, row)
 
 
-@pytest.mark.parametrize("policy", [LIMITED, ALONE], ids=["counted", "alone"])
-def test_a_full_group_gets_nothing_and_the_others_their_places(policy: object) -> None:
-    stage = stage_of(policy)
+def test_a_full_group_gets_nothing_and_the_others_their_places() -> None:
+    stage = stage_of()
     for key in (*range(1_000, 1_010), *range(2_000, 2_003), 3_000):
         stage.enqueue(key, wake=False)
     stage.subscribe(1, holder=1)
@@ -57,9 +54,8 @@ def test_a_full_group_gets_nothing_and_the_others_their_places(policy: object) -
     assert sum(map(len, claims)) == 5, "a full group was tried in vain"
 
 
-@pytest.mark.parametrize("policy", [LIMITED, ALONE], ids=["counted", "alone"])
-def test_each_acknowledgement_takes_one_claim_and_none_in_vain(policy: object) -> None:
-    stage = stage_of(policy)
+def test_each_acknowledgement_takes_one_claim_and_none_in_vain() -> None:
+    stage = stage_of()
     for key in range(1_000, 1_020):
         stage.enqueue(key, wake=False)
     stage.subscribe(1, holder=1)
@@ -258,7 +254,7 @@ def test_a_limit_that_is_raised_or_removed_opens_groups() -> None:
     stage.subscribe(1, holder=1)
     run_for(stage, NS_PER_S)
     for most, messages in ((4, 4), (None, 10)):
-        policy = replace(LIMITED, group_limit=most, groups_counted=most is not None)
+        policy = replace(LIMITED, group_limit=most)
         stage.queue = replace(stage.queue, policy=policy)
         stage.handle(stage.dispatcher.policy_changed, policy)
         run_for(stage, NS_PER_S)

@@ -52,7 +52,7 @@ def test_the_messages_of_a_group_go_out_in_their_order() -> None:
 
 
 def test_a_limit_and_a_rate_both_hold() -> None:
-    policy = replace(PACED, group_limit=3, groups_counted=True, lease="lease")
+    policy = replace(PACED, group_limit=3, lease="lease")
     stage = stage_of(policy)
     stage.queue = replace(stage.queue, lease_index="by_lease")
     for key in range(1_000, 1_050):
@@ -69,7 +69,7 @@ def test_a_limit_and_a_rate_both_hold() -> None:
 
 
 def test_strict_order_and_a_rate_both_hold_and_no_claim_is_in_vain() -> None:
-    stage = stage_of(replace(PACED, group_strict=True, groups_counted=True, lease="lease"))
+    stage = stage_of(replace(PACED, group_strict=True, lease="lease"))
     stage.queue = replace(stage.queue, lease_index="by_lease")
     for key in range(1_000, 1_010):
         stage.enqueue(key, wake=False)

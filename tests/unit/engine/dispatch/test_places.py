@@ -11,7 +11,7 @@ from engine.store.memory import Row
 from tests.support.play import POLICY, TABLE, Stage
 
 LIMIT = 3
-COUNTED = replace(POLICY, lease="lease", max_in_flight=LIMIT, counted=True, poller_interval_ns=10_000 * NS_PER_S)
+COUNTED = replace(POLICY, lease="lease", max_in_flight=LIMIT, poller_interval_ns=10_000 * NS_PER_S)
 SLOT = 7
 """Of the other proxy."""
 ELSEWHERE_NS = 25 * NS_PER_S

@@ -17,7 +17,7 @@ RUN = 4
 WAIT_NS = 30 * NS_PER_S
 STRICT = replace(
     POLICY, ack_wait_ns=WAIT_NS, batch_size=10, cache_size=40, lease="lease", group_by=("tenant",), group_strict=True,
-    group_limit=RUN, groups_counted=True,
+    group_limit=RUN,
 )  # fmt: skip
 
 

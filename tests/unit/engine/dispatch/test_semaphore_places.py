@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.dispatch.instant import Instant
-from engine.dispatch.semaphore_places import BUSY_NS, KNOWN_MAX, SemaphorePlaces, names_in, needs_of
+from engine.dispatch.semaphore_places import KNOWN_MAX, SemaphorePlaces, names_in, needs_of
 from engine.model import NS_PER_S, Group, SemaphoreLeft, TableId
 from tests.support.play import POLICY
 
@@ -15,7 +15,7 @@ S = NS_PER_S
 NOW = Instant(5_000 * S, 1_000_000 * S)
 SOON_NS = NOW.server_ns + 30 * S
 OTHER = TableId("test", "others")
-SEMAPHORES = replace(POLICY, semaphores="needs", semaphores_counted=True, poller_interval_ns=60 * S)
+SEMAPHORES = replace(POLICY, semaphores="needs", poller_interval_ns=60 * S)
 
 
 def later(duration_ns: int) -> Instant:
@@ -113,14 +113,6 @@ def test_a_semaphore_that_does_not_exist_has_no_place_until_a_report_or_a_poll()
         after(places)
         assert places.reported == [("a",)]
         assert places.has_place(("a",))
-
-
-def test_a_semaphore_whose_lock_was_busy_is_tried_again_soon() -> None:
-    places = Places(SemaphoreLeft("a", None, {}, busy=True))
-    assert not places.has_place(("a",))
-    assert places.next_ns == NOW.server_ns + BUSY_NS
-    places.forget_ended(later(BUSY_NS))
-    assert places.has_place(("a",))
 
 
 def test_the_end_of_a_lease_frees_its_places() -> None:

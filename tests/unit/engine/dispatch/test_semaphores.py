@@ -13,7 +13,7 @@ from tests.support.play import POLICY, TABLE, Stage, received, run_for
 S = NS_PER_S
 NEEDS = {1: "a", 2: "b", 3: "a,b", 4: None, 5: "missing"}
 SHARED = replace(
-    POLICY, lease="lease", semaphores="needs", semaphores_counted=True, groups_indexed=True, batch_size=10,
+    POLICY, lease="lease", semaphores="needs", groups_indexed=True, batch_size=10,
     cache_size=400,
 )  # fmt: skip
 OTHER = TableId(TABLE.db, "others")
@@ -123,7 +123,7 @@ def test_a_stream_that_does_not_wait_ends_while_all_wait_for_semaphores() -> Non
 
 def test_a_queue_that_gets_semaphores_ends_its_streams_for_update() -> None:
     """A locked message does not show what it holds."""
-    stage = Stage(policy=replace(SHARED, semaphores=None, semaphores_counted=False), limits=Limits())
+    stage = Stage(policy=replace(SHARED, semaphores=None), limits=Limits())
     stage.subscribe(1, holder=1, locks=True)
     stage.subscribe(2, holder=2)
     stage.handle(stage.dispatcher.policy_changed, SHARED)
