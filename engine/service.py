@@ -202,6 +202,24 @@ class Engine:
         indexes; None if they can. Raises StoreError."""
         return await self._executor.call(self._executor.store.limits_problem, table, policy)
 
+    async def begin_change(self, lock: str) -> bool:
+        """Begin a change that excludes those with the same lock, at all proxies with the same account. False:
+        one is under way. Raises StoreError."""
+        beginning = asyncio.ensure_future(self._executor.call_apart(self._executor.store.begin_change, lock))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:  # The call goes on, and the change may begin.
+            beginning.add_done_callback(partial(self._end_abandoned, lock))
+            raise
+
+    def _end_abandoned(self, lock: str, beginning: asyncio.Future[bool]) -> None:
+        if not beginning.cancelled() and beginning.exception() is None and beginning.result():
+            self._executor.spawn(self.end_change(lock), "the end of a change")
+
+    async def end_change(self, lock: str) -> None:
+        """End a change that has begun. Raises StoreError; it has ended all the same."""
+        await self._executor.call_apart(self._executor.store.end_change, lock)
+
     async def refresh_catalog(self) -> None:
         """Read the whole catalog now. Raises StoreError."""
         await self._queues.refresh()

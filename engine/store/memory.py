@@ -479,6 +479,14 @@ class MemoryStore:
         """Return `roster_found`."""
         return Timed(self.roster_found, self.now_ns)
 
+    def begin_change(self, lock: str) -> Timed[bool]:
+        """Nobody else changes anything."""
+        return self._timed(True)
+
+    def end_change(self, lock: str) -> Timed[None]:
+        """Do nothing."""
+        return self._timed(None)
+
     def read(self, text: str) -> Timed[Sequence[Sequence[str | None]]]:
         """There is no SQL in memory."""
         raise StoreError("a store in memory runs no statements")

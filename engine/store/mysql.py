@@ -184,6 +184,15 @@ class MySQLStore:
         """Announce this proxy's queues, and read what other proxies announce."""
         return self._roster.check(queues)
 
+    def begin_change(self, lock: str) -> Answer[bool]:
+        """Begin a change that excludes those with the same lock."""
+        return Answer(self._roster.begin_change(lock))
+
+    def end_change(self, lock: str) -> Answer[None]:
+        """End it."""
+        self._roster.end_change(lock)
+        return Answer(None)
+
     def _roster_connection(self) -> StoreConnection:
         """A connection whose attributes introduce the proxy."""
         if self._introduction.since_ns is None:

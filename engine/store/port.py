@@ -330,6 +330,13 @@ class Store(Protocol):
         """Announce that this proxy has streams on these queues, and read what other proxies on the
         server announce. Raises StoreError also if the server has no user-level locks."""
 
+    def begin_change(self, lock: str) -> Answer[bool]:
+        """Begin a change that excludes those with the same lock, at all proxies with the same account. False:
+        one is under way. Raises StoreError also if the server has no user-level locks."""
+
+    def end_change(self, lock: str) -> Answer[None]:
+        """End a change that has begun."""
+
     def read(self, text: str) -> Timed[Sequence[Sequence[str | None]]]:
         """The rows of a statement that only reads, whose values are ASCII: numbers, and text as
         HEX."""

@@ -327,8 +327,7 @@ SET full_ns = $full_ns
 WHERE queue = $queue
 
 -- name: limit_add
--- The row of a queue, which has its full rate. Behind limit_lock in the same transaction: an INSERT has no
--- hint.
+-- The row of a queue, which has its full rate. Runs behind limit_lock in the same transaction.
 INSERT /* ackstream lock */ IGNORE INTO $limits (queue, full_ns)
 VALUES ($queue, 0)
 
@@ -840,9 +839,19 @@ SELECT /* ackstream roster */ CAST(IS_USED_LOCK($lock) AS BINARY), CAST(IS_USED_
 -- Takes a lock, if it is free or comes free in this time.
 SELECT /* ackstream roster */ CAST(GET_LOCK($lock, $wait_s) AS BINARY)
 
+-- name: roster_stranger
+-- Which connection holds a lock, and whether it is one of this account. A session always sees those.
+SELECT /* ackstream roster */ CAST(IS_USED_LOCK($lock) AS BINARY), CAST(COUNT(*) AS BINARY)
+FROM information_schema.processlist
+WHERE id = IS_USED_LOCK($lock) AND user = SUBSTRING_INDEX(CURRENT_USER(), '@', 1)
+
+-- name: roster_release
+-- Releases a lock.
+DO RELEASE_LOCK($lock)
+
 -- name: roster_announce
--- Takes and releases the locks of queues.
-DO /* ackstream roster */ $calls
+-- Takes and releases the locks of queues: a digit each, 1 if that was done.
+SELECT /* ackstream roster */ CAST(CONCAT($calls) AS BINARY)
 
 -- name: kill
 -- Ends a vanished client's connection, and its statement.

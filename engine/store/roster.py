@@ -13,6 +13,9 @@ may not have ended the former connection yet, and so the lock is still held: the
 connection, and waits for the lock instead of taking another one. Each connection also holds a lock
 with a random name, its mark, by which the proxy knows its own: a server that was restarted gives the
 numbers of former connections to others.
+
+The same connection excludes the changes that two proxies make to one comment at a time. A lock that a
+connection of another account holds does not: any account may take a lock of any name.
 """
 
 from __future__ import annotations
@@ -91,6 +94,8 @@ class RosterConnection:
         """The slots of the other proxies, as they were at the last check."""
         self._announced: set[TableId] = set()
         """The queues for which this proxy holds a lock."""
+        self._changing: set[str] = set()
+        """The changes that are under way here: a connection gets a lock that it has once more."""
 
     def check(self, queues: Collection[TableId]) -> Timed[Roster]:
         """Keep this proxy's place, announce that it has streams on `queues`, and read what the others
@@ -108,6 +113,34 @@ class RosterConnection:
             except StoreError:
                 self._disconnect()
                 raise
+
+    def begin_change(self, lock: str) -> bool:
+        """Begin a change that excludes those with the same lock, here and at the other proxies. False: one is
+        under way. Raises StoreError."""
+        with self._checking:
+            if lock in self._changing:
+                return False
+            connection = self._connection
+            if connection is None or connection.stale():
+                self._disconnect()
+                connection = self._connect()
+            if not self._lock(connection, lock, 0) and not self._is_strange(connection, lock):
+                return False
+            self._changing.add(lock)
+            return True
+
+    def end_change(self, lock: str) -> None:
+        """End a change that has begun. Raises StoreError; it has ended all the same."""
+        with self._checking:
+            self._changing.discard(lock)
+            if self._connection is not None:
+                self._connection.run([statement("roster_release", lock=text_literal(lock))])
+
+    def _is_strange(self, connection: StoreConnection, lock: str) -> bool:
+        """Whether a connection that is no proxy's holds a lock."""
+        (row,) = connection.run([statement("roster_stranger", lock=text_literal(lock))])
+        holder, of_account = text_values(row.rows[0])
+        return holder is not None and of_account == b"0"
 
     def close(self) -> None:
         """Leave the roster. Later calls of `check` raise StoreError."""
@@ -177,7 +210,8 @@ class RosterConnection:
         before, mark = self._slot_before, f"{SLOT_LOCK}mark/{secrets.token_hex(16)}"
         holder, is_own = self._holder(connection, before or 0)
         self._marks.append(mark)
-        self._lock(connection, mark, 0)
+        if not self._lock(connection, mark, 0):
+            raise StoreError(f"the server has not given the lock {mark}, which nobody has")
         if before is not None and holder is not None and is_own:
             slot: int | None = self._retake(connection, before, holder)
         else:  # The former connection may have ended since `held` was read.
@@ -219,15 +253,20 @@ class RosterConnection:
         return text_values(row.rows[0])[0] == b"1"
 
     def _announce(self, connection: StoreConnection, queues: Collection[TableId]) -> None:
-        """Hold the locks of these queues and of no others."""
+        """Hold the locks of these queues and of no others. One that somebody else holds is tried again at
+        the next check."""
         if self._slot is None:
             return
         wanted = set(queues)
-        calls = [f"GET_LOCK({_literal(self._slot, queue)}, 0)" for queue in wanted - self._announced]
-        calls += [f"RELEASE_LOCK({_literal(self._slot, queue)})" for queue in self._announced - wanted]
-        if calls:
-            connection.run([statement("roster_announce", calls=", ".join(calls))])
-        self._announced = wanted
+        new, old = list(wanted - self._announced), self._announced - wanted
+        calls = [f"COALESCE(GET_LOCK({_literal(self._slot, queue)}, 0), 0)" for queue in new]
+        calls += [f"COALESCE(RELEASE_LOCK({_literal(self._slot, queue)}), 0)" for queue in old]
+        if not calls:
+            return
+        (row,) = connection.run([statement("roster_announce", calls=", ".join(calls))])
+        (done,) = text_values(row.rows[0])
+        taken = {queue for queue, digit in zip(new, done or b"", strict=False) if digit == _USED}
+        self._announced = self._announced - old | taken
 
 
 _USED = ord("1")

@@ -323,15 +323,6 @@ ALTER TABLE $table ALTER COLUMN time_next SET DEFAULT $default
 -- DROP QUEUE.
 DROP TABLE $if_exists$table
 
--- name: take_lock
--- Keeps changes of the same comment by other proxies out. LOCK TABLES would need a privilege that
--- ALTER TABLE does not.
-SELECT GET_LOCK($name, $wait_s) LIMIT 1
-
--- name: release_lock
--- Lets them in again.
-DO RELEASE_LOCK($name)
-
 -- name: next_priority
 -- The most urgent priority that has unacknowledged messages, of those that the condition leaves.
 -- Also on the engine's connection.

@@ -1,15 +1,17 @@
 """A queue's table on the client's own session: its comment, and changes of both, with the client's
 rights.
 
-A comment is changed by reading it and writing it again. An advisory lock excludes the changes of
-other proxies between the two. A name or a comment may have characters that the client's character
-set lacks: such statements are sent in UTF-8.
+A comment is changed by reading it and writing it again. A lock of the engine's (engine.store.roster)
+excludes the changes of other proxies between the two. A name or a comment may have characters that the
+client's character set lacks: such statements are sent in UTF-8.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.catalog.directives import is_marked, make_comment, split_comment
@@ -18,6 +20,7 @@ from engine.packets import error_fields
 from engine.quoting import text_literal
 from engine.runtime.queues import UnusableQueue
 from engine.service import Engine
+from engine.store.port import StoreError
 from proxy.session.internal_queries import (
     NO_DATABASE,
     Context,
@@ -31,12 +34,10 @@ from proxy.session.internal_queries import (
     set_charset,
     set_surely,
     spelled,
-    text_rows,
 )
 from proxy.session.queries import sql
 from proxy.wire.packets import ServerError
 from sqlrewrite import literals
-from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
@@ -45,8 +46,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOCK_WAIT_S = 10
-"""How long to wait for another proxy's change of the same comment, which takes milliseconds."""
+CHANGE_WAIT_S = 10.0
+"""How long to wait for another change of the same comment, which takes milliseconds."""
+
+CHANGE_PAUSE_S = 0.05
+"""Between two attempts."""
 
 TABLE_DENIED = 1142
 """The server's error about a table on which the account lacks a privilege."""
@@ -169,24 +173,25 @@ async def change_comment(
         answer = await change_schema(engine, session, text)
         return answer.packets[0].payload
 
-    return await _with_lock(session, table, locked)
+    return await _alone(engine, table, locked)
 
 
-async def _with_lock(session: ClientSession, table: TableName, change: Callable[[], Awaitable[bytes]]) -> bytes:
-    """Run `change` while no other proxy changes the same table."""
+async def _alone(engine: Engine, table: TableName, change: Callable[[], Awaitable[bytes]]) -> bytes:
+    """Run `change` while no proxy changes the same table otherwise. Without user-level locks on the server,
+    nothing excludes two changes."""
     digest = hashlib.sha256(table.quoted().casefold().encode()).hexdigest()[:32]
-    name = text_literal(f"ackstream:{digest}")
-    answer = await session.internal_query(sql("take_lock", name=name, wait_s=LOCK_WAIT_S).encode())
-    taken = answer.error is None and text_rows(session, answer) == [["1"]]
-    if answer.error is None and text_rows(session, answer) == [["0"]]:
-        raise ServerError(1205, "HY000", f"Another change of {table.quoted()} is under way; try again")
-    release = sql("release_lock", name=name).encode()
+    lock = f"ackstream:{digest}"
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + CHANGE_WAIT_S
     try:
-        packet = await change()
-    except (Refused, ServerError, SqlError):  # A lost connection releases the lock.
-        if taken:
-            await session.internal_query(release)
-        raise
-    if taken:
-        await session.internal_query(release)
-    return packet
+        while not await engine.begin_change(lock):
+            if loop.time() > until_s:
+                raise ServerError(1205, "HY000", f"Another change of {table.quoted()} is under way; try again")
+            await asyncio.sleep(CHANGE_PAUSE_S)
+    except StoreError:
+        return await change()
+    try:
+        return await change()
+    finally:
+        with suppress(StoreError):  # The server releases the lock of a connection that has ended.
+            await engine.end_change(lock)

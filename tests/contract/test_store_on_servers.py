@@ -19,14 +19,15 @@ from pymysql.constants import COMMAND
 from engine.catalog.verdict import TableFacts
 from engine.model import NS_PER_S, Delivery, Key, Portion, Return, RowFormat, Share, TableId, Wanted
 from engine.queue_table import BrokenTable, QueueTable
+from engine.quoting import text_literal
 from engine.store import information_schema, mysql, roster
 from engine.store.acks import Ack
 from engine.store.connection import Result, StoreConnection
 from engine.store.mysql import MySQLStore, StoreLimits
-from engine.store.opening import BackendAddress
+from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.port import AckUnknownError, Origin, Roster, StoreError, Timed
 from engine.store.queries import statement
-from engine.store.roster import RosterConnection
+from engine.store.roster import RosterConnection, _queue_lock
 from proxy.embedded.server import EmbeddedServer, Flavour
 from proxy.wire.packets import is_end_of_rows
 from tests.support import insides
@@ -796,6 +797,46 @@ class TestRoster:
         slot = two.roster([]).value.slot
         one.close()
         eventually(lambda: two.roster([]).value == Roster(slot))
+
+    def test_what_another_session_keeps_from_being_announced_is_announced_later(
+        self, alone: Callable[[], MySQLStore]
+    ) -> None:
+        queue, (one, two) = self.QUEUES[0], (alone(), alone())
+        slot = one.roster([]).value.slot or 0
+        other = two.roster([]).value.slot or 0
+        with two._pool.connection() as stranger:
+            lock = text_literal(_queue_lock(other, queue))
+            stranger.run([statement("roster_lock", lock=lock, wait_s=0)])
+            two.roster([queue])
+            stranger.run([statement("roster_release", lock=lock)])
+        assert one.roster([queue]).value.partners == {}
+        two.roster([queue])
+        assert one.roster([queue]).value == Roster(slot, frozenset({other}), {queue: (other,)})
+
+    def test_changes_of_one_kind_exclude_each_other_over_all_proxies(self, alone: Callable[[], MySQLStore]) -> None:
+        one, two = alone(), alone()
+        assert one.begin_change("a").value
+        assert not one.begin_change("a").value
+        assert not two.begin_change("a").value
+        assert two.begin_change("b").value
+        one.end_change("a")
+        assert two.begin_change("a").value
+        two.close()
+        eventually(lambda: one.begin_change("a").value)
+
+    def test_a_lock_of_another_account_excludes_no_change(
+        self, alone: Callable[[], MySQLStore], server_name: ServerName
+    ) -> None:
+        one = alone()
+        with one._pool.connection() as root:
+            root.run(["CREATE USER stranger"])
+        address = one._route.address
+        with contextlib.closing(StoreConnection(replace(address, user="stranger"), ConnectionLimits())) as stranger:
+            stranger.run([statement("roster_lock", lock="'a'", wait_s=0)])
+            assert one.begin_change("a").value
+            assert not one.begin_change("a").value
+            one.end_change("a")
+            assert one.begin_change("a").value
 
     def test_a_proxy_whose_connection_was_lost_takes_its_slot_again_at_the_next_check(
         self, alone: Callable[[], MySQLStore]

@@ -70,7 +70,7 @@ def upgrades(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def comment(client: Any) -> Any:
-    (row,) = rows(client, "SHOW TABLE STATUS LIKE 'ackstream\\_rates'")
+    (row,) = rows(client, "SHOW TABLE STATUS LIKE 'ackstream\\_limits'")
     return next(text for text in row if str(text).startswith("ackstream:"))
 
 

@@ -28,11 +28,13 @@ OTHERS = {
 }
 
 
-@pytest.fixture(scope="module", params=["group_rate", "semaphores"])
+@pytest.fixture(scope="module", params=["rate", "group_rate", "semaphores"])
 def subject(request: pytest.FixtureRequest, server: EmbeddedServer) -> Iterator[ServerSubject]:
     """A queue with an option that needs such a table."""
     columns = GROWING + ", tenant INT"
-    if request.param == "group_rate":
+    if request.param == "rate":
+        subject = ServerSubject(server, columns=columns, rate=1.0)
+    elif request.param == "group_rate":
         subject = ServerSubject(server, columns=columns, groups=["tenant"], group_rate=1.0)
     else:
         subject = ServerSubject(server, columns=columns, semaphores=True)
@@ -56,7 +58,7 @@ def comment_and_columns(name: str) -> dict[str, str]:
 
 def put_aside(subject: ServerSubject, other: str) -> str:
     """Put another thing in the place of the queue's table of ackstream's own. Returns the name."""
-    (name,) = (own.name for own in OWN_TABLES.values() if own.needed(subject.table.policy))
+    *_, name = (own.name for own in OWN_TABLES.values() if own.needed(subject.table.policy))
     subject.execute(f"RENAME TABLE {name} TO {name}_before")
     for statement in OTHERS[other][0].format(t=name, **comment_and_columns(name)).split("; "):
         subject.execute(statement)

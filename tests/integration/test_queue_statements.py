@@ -237,9 +237,9 @@ def test_show_create_queue_prints_a_statement_that_recreates_it(connection, clau
 
 
 def test_show_create_queue_of_a_table_in_vitess_own_form(connection) -> None:
-    create_queue(connection, "m", max_in_flight="9")
+    create_queue(connection, "m", max_rate="9")
     written = show(connection, "m")
-    assert "MAX_IN_FLIGHT = 9" in written
+    assert "MAX_RATE = 9" in written
     table = rows(connection, "SHOW CREATE TABLE m")
     run(connection, "DROP TABLE m")
     run(connection, written)
@@ -521,7 +521,9 @@ def stranger(server, database, proxy):
     ("grant", "statement", "denied"),
     [
         ("SELECT", "CREATE QUEUE orders (a INT)", "CREATE"),
-        ("SELECT", "ALTER QUEUE m MAX_RATE = 5", "ALTER"),
+        ("SELECT", "ALTER QUEUE m ACK_WAIT = 5", "ALTER"),
+        ("SELECT, ALTER", "ALTER QUEUE m MAX_RATE = 5", "CREATE"),
+        ("SELECT, ALTER, CREATE", "ALTER QUEUE m MAX_RATE = 5", None),
         ("SELECT", "PAUSE QUEUE m", "ALTER"),
         ("SELECT", "RESUME QUEUE m", "ALTER"),
         ("SELECT", "DROP QUEUE m", "DROP"),

@@ -17,7 +17,7 @@ import pytest
 
 from engine.catalog.own_tables import OWN_TABLES, SEMAPHORES_TABLE
 from engine.model import TableId, Wanted
-from engine.queue_table import GROUP_RATES, RATES, SEMAPHORES, QueueTable
+from engine.queue_table import GROUP_RATES, LIMITS, SEMAPHORES, QueueTable
 from engine.quoting import qualified, quoted
 from engine.store.connection import LASTING, StoreConnection
 from engine.store.mysql import MySQLStore
@@ -29,22 +29,21 @@ from proxy.embedded.server import EmbeddedServer
 from proxy.session.queries import sql as client_sql
 from proxy.session.queries import templates as proxy_templates
 from tests.support.stores import COMMENT, GROWING, NEEDS, TAKING, ServerSubject
-from tests.support.table_names import NAMES, OF_LIMITS, words_of
+from tests.support.table_names import NAMES, words_of
 
 NO_SUCH_KEY, NO_BASE_TABLE, LOCKED = 1176, 1347, 1205
 
 BEHIND = {
     "dead_letter_insert": "dead_letter_hold",
     "rights_insert": "rights_select",
-    "rights_rates_write": "rights_rates_read",
-    "rights_group_rates_write": "rights_group_rates_read",
+    "rights_limits_write": "rights_limits_read",
+    "limit_add": "limit_lock",
     "group_rates_write": "group_rates_read",
+    "rights_group_rates_write": "rights_group_rates_read",
 }
 """Of each INSERT the statement that runs before it, in the same transaction."""
 
-ON_TABLES = sorted(
-    name for name, text in engine_templates().items() if words_of(text.template) & NAMES and name not in OF_LIMITS
-)
+ON_TABLES = sorted(name for name, text in engine_templates().items() if words_of(text.template) & NAMES)
 OF_THE_PROXY = sorted(
     {"next_priority", "count_entries", "count_delivered", "earliest", "newest_id", "count_range", "count_table"}
     | {"estimates", "shown_messages", "shown_groups", "shown_message", "trace_contexts"}
@@ -131,7 +130,7 @@ def place(server: EmbeddedServer) -> Iterator[Place]:
 def words(queue: QueueTable, name: str) -> dict[str, object]:
     """What the words of a statement on a queue with all options stand for."""
     sql, db = TableStatements(queue), queue.id.db
-    rates = GROUP_RATES if "group_rates" in name else RATES
+    own = GROUP_RATES if "group_rates" in name else SEMAPHORES if "semaphores" in name else LIMITS
     assert queue.batch
     assert queue.after_batch
     assert queue.lease_index
@@ -159,13 +158,15 @@ def words(queue: QueueTable, name: str) -> dict[str, object]:
         "part_batch": quoted(queue.batch.name),
         "part_index": quoted(queue.batch.index),
         "dead_letter": qualified(TableId(db, "dead")),
-        "own": qualified(TableId(db, SEMAPHORES if "semaphores" in name else rates)),
-        "rates": qualified(TableId(db, rates)),
-        "queue": "'m'",
+        "own": qualified(TableId(db, own)),
+        "limits": qualified(queue.limits),
+        "rates": qualified(queue.group_rates),
+        "semaphores": qualified(queue.semaphores),
+        "queue": "'messages'",
+        "group_hash": "UNHEX(SHA2('', 256))",
         "groups": "x'00'",
-        "group_hash": "x'00'",
-        "rows": "('m', x'00', 1)",
-        "names": quoted("p"),
+        "rows": "('messages', x'00', 1)",
+        "names": "'a'" if name == "semaphore_lock" else quoted("p"),
         "definitions": "PARTITION p VALUES LESS THAN (1)",
         "behind": "x'00'" if name == "group_rates_behind" else "TRUE",
         "index": f"{qualified(queue.id)} {scan_hint(queue)}",

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 
-NAMES = frozenset({"table", "own", "rates", "semaphores", "dead_letter", "parts", "index"})
+NAMES = frozenset({"table", "own", "limits", "rates", "semaphores", "dead_letter", "parts", "index"})
 """The words that stand for a table. `index` contains the hint."""
-
-OF_LIMITS = frozenset({"rate_read", "rate_write", "semaphore_capacities"})
-"""Statements that do not name their tables so yet: those of limits."""
 
 _NAMED = re.compile(
     r"\b(?P<how>FROM|JOIN|INTO|UPDATE|USING|TABLE|EXISTS)\s+(?:/\*[^*]*\*/\s+)?\$(?P<word>\w+)"

@@ -18,7 +18,7 @@ from engine.quoting import qualified, quoted, text_literal
 from engine.store import queries
 from engine.store.queries import FORMS, TableStatements, Text, parse, statement, statements_of, templates
 from tests.support.stores import MemorySubject
-from tests.support.table_names import OF_LIMITS, names_without_hint
+from tests.support.table_names import names_without_hint
 
 TABLE = MemorySubject().table
 FILE = resources.files("engine.store").joinpath("queries.sql").read_text("utf-8")
@@ -49,7 +49,7 @@ def test_each_order_by_with_a_limit_is_total() -> None:
             assert re.search(r"\b(id|group_hash)( DESC)?$|\$scan_order$|\$arrival_order$", order[1]), name
 
 
-@pytest.mark.parametrize("name", sorted(templates().keys() - OF_LIMITS))
+@pytest.mark.parametrize("name", sorted(templates()))
 def test_each_name_of_a_table_has_an_index_hint_so_that_the_server_refuses_a_view(name: str) -> None:
     text = templates()[name].template
     without = names_without_hint(text)
