@@ -274,7 +274,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack, announce:
     inspector = Inspector(engine, introduction(settings), show_payload=settings.admin_show_payload)
     stack.callback(inspector.close)
     sources = Sources(metrics.families, probe.reason, probe.unready, inspector.inspect, partial(own_streams, proxy))
-    admin = Admin(sources, access, show_payload=settings.admin_show_payload)
+    admin = Admin(sources, access, settings.admin_connections_max, show_payload=settings.admin_show_payload)
     await checks.warn(engine, settings)
     admin_at = await _ready(settings, stack, admin)
     announce(listen, admin_at, servers.shown)

@@ -100,6 +100,9 @@ class Settings(BaseSettings):
     admin_tls: bool = False
     """Whether `admin` is served over HTTPS, with the certificate of `tls_certificate` or the
     self-signed one."""
+    admin_connections_max: int = Field(default=64, ge=4, le=10_000)
+    """Connections of `admin`. The one that was silent longest makes room for the next. Prometheus, probes
+    and some open pages have fewer; a stranger's leave file descriptors for clients."""
     admin_show_payload: bool = False
     """Whether the pages of `admin` show payloads and the conditions of streams. Who may read the
     page then reads messages with the rights of the engine's account."""

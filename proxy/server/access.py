@@ -13,7 +13,7 @@ import binascii
 import hmac
 import ssl
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from proxy.server.parts import listening
@@ -60,19 +60,15 @@ class Access:
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what lacks the token."""
-        if self._token and request.path not in PROBES and not self._has_token(request):
+        """Refuse what lacks the token; without a token, what comes by another name of this machine."""
+        if not self._token:
+            _check_name(request)
+        elif request.path not in PROBES and not self._has_token(request):
             refusal = web.HTTPUnauthorized(text="The token is missing or wrong.\n")
             for challenge in CHALLENGES:
                 refusal.headers.add("WWW-Authenticate", challenge)
             raise refusal
         return await handler(request)
-
-    def check_name(self, request: web.Request) -> None:
-        """Refuse a request by another name of this machine where no token protects: another site
-        could have its own name lead here."""
-        if not self._token and request.url.host not in LOCAL_NAMES:
-            raise web.HTTPForbidden(text=OTHER_NAME)
 
     def _has_token(self, request: web.Request) -> bool:
         scheme, _, value = request.headers.get("Authorization", "").partition(" ")
@@ -85,3 +81,11 @@ class Access:
         elif scheme.casefold() != "bearer":
             return False
         return hmac.compare_digest(shown, self._token)
+
+
+def _check_name(request: web.Request) -> None:
+    """Refuse a request by another name: a site could have its own name lead to this machine, and read
+    with the browser of somebody here whatever is open to this machine, metrics and probes included.
+    A browser always names the host; probes of load balancers often name none."""
+    if hdrs.HOST in request.headers and request.url.host not in LOCAL_NAMES:
+        raise web.HTTPForbidden(text=OTHER_NAME)

@@ -24,12 +24,12 @@ from engine.service import Engine
 from engine.store.port import StoreError
 from proxy.server import markup, page, queue_page
 from proxy.server.access import Access
+from proxy.server.admin_connections import AdminConnections
 from proxy.server.inspection import PROXIES, Question
 from proxy.server.metrics import exposition
 from proxy.server.overview import History, Overview
 from proxy.server.sources import Sources
 from proxy.session.queries import sql
-from proxy.transport.backlog import BACKLOG
 
 PROBE_WAIT_S = 2.0
 """A server that takes longer for a query without a table cannot serve clients. Health checks wait for
@@ -116,12 +116,14 @@ class Probe:
 class Admin:
     """The HTTP listener."""
 
-    def __init__(self, sources: Sources, access: Access, *, show_payload: bool = False) -> None:
-        """`show_payload`: whether the page of a message shows what the application has written."""
-        self._sources, self._access, self._show_payload = sources, access, show_payload
+    def __init__(self, sources: Sources, access: Access, connections_max: int, *, show_payload: bool = False) -> None:
+        """`connections_max`: how many connections may be open. `show_payload`: whether the page of a message
+        shows what the application has written."""
+        self._sources, self._show_payload = sources, show_payload
         self._draining = False
         self._history = History()
-        app = web.Application(middlewares=[access.check])
+        self._connections = AdminConnections(connections_max, access.context)
+        app = web.Application(middlewares=[self._connections.follow, access.check])
         app.add_routes(
             [
                 web.get("/", self._page),
@@ -141,12 +143,8 @@ class Admin:
         """Listen, and return the address that is listened on. `reuse_port`: another proxy may
         listen there, too. Raises OSError."""
         await self._runner.setup()
-        context = self._access.context
-        await web.TCPSite(
-            self._runner, host, port, ssl_context=context, backlog=BACKLOG, reuse_port=reuse_port or None
-        ).start()
-        taken_host, taken_port = self._runner.addresses[0][:2]
-        return taken_host, taken_port
+        assert self._runner.server is not None
+        return await self._connections.listen(self._runner.server, host, port, reuse_port=reuse_port)
 
     def drain(self) -> None:
         """Report from now on that the proxy accepts no clients."""
@@ -154,6 +152,7 @@ class Admin:
 
     async def stop(self) -> None:
         """Close the listener."""
+        self._connections.close()
         await self._runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -182,13 +181,11 @@ class Admin:
     # The pages. With `part=content`, the answer is the part that the script replaces.
 
     async def _page(self, request: web.Request) -> web.Response:
-        self._access.check_name(request)
         overview, wanted = await self._overview(), page.Request.of(request.query)
         render = page.content if _is_part(request) else page.document
         return _html(await asyncio.to_thread(render, overview, wanted))
 
     async def _queue(self, request: web.Request) -> web.Response:
-        self._access.check_name(request)
         name = _table(request)
         overview, streams = await self._overview(), self._sources.streams()
         inspected = await self._sources.inspect(Question(name))
@@ -196,13 +193,11 @@ class Admin:
         return _answer(request, f"ackstream: {name}", content, queue_page.search_form(name))
 
     async def _message(self, request: web.Request) -> web.Response:
-        self._access.check_name(request)
         name, number = _table(request), request.query.get("id", "")[:ID_MAX]
         content = queue_page.message_content(await self._sources.inspect(Question(name, number)), name, number)
         return _answer(request, f"ackstream: message of {name}", content, queue_page.search_form(name))
 
     async def _proxies(self, request: web.Request) -> web.Response:
-        self._access.check_name(request)
         inspected = await self._sources.inspect(PROXIES)
         content = queue_page.proxies_content(await self._overview(), inspected, self._sources.streams())
         return _answer(request, "ackstream: proxies", content)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
 import json
 import re
+import resource
+import socket
 import ssl
 import subprocess
 import sys
@@ -118,11 +121,48 @@ def test_a_proxy_is_not_ready_while_its_server_is_read_only(private_proxy: Runni
     eventually(lambda: answer(private_proxy, "/readyz")[0] == 200)
 
 
-def test_without_a_token_the_page_answers_to_names_of_this_machine_alone(proxy: RunningProxy) -> None:
-    assert answer(proxy, "/")[0] == answer(proxy, "/?part=content")[0] == 200
-    status, text = answer(proxy, "/", Host="queues.example:9307")
-    assert status == 403
-    assert b"ssh -L" in text
+PATHS = (
+    "/",
+    "/?part=content",
+    "/queue",
+    "/message",
+    "/proxies",
+    "/page.js",
+    "/metrics",
+    "/livez",
+    "/readyz",
+    "/health",
+)
+
+
+def test_without_a_token_everything_answers_to_names_of_this_machine_alone(proxy: RunningProxy) -> None:
+    for path in PATHS:
+        assert answer(proxy, path, Host=f"localhost:{proxy.admin_port}")[0] == 200
+        status, text = answer(proxy, path, Host="queues.example:9307")
+        assert status == 403
+        assert b"ssh -L" in text
+
+
+def test_a_probe_that_names_no_host_is_answered(proxy: RunningProxy) -> None:
+    """As HAProxy's: its requests are of HTTP/1.0."""
+    with socket.create_connection(("127.0.0.1", proxy.admin_port), 30) as probe:
+        probe.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert probe.makefile("rb").read().startswith(b"HTTP/1.0 200")
+
+
+def test_clients_log_in_and_probes_are_answered_however_many_silent_connections_there_are(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with running_proxy(server, tmp_path / "log") as proxy, contextlib.ExitStack() as stack:
+        soft, hard = resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE)
+        fewer = min(256, soft)
+        resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE, (fewer, hard))
+        for _ in range(fewer + 50):
+            stack.enter_context(socket.create_connection(("127.0.0.1", proxy.admin_port), 30))
+        assert answer(proxy, "/readyz")[0] == 200
+        with proxy.connect() as client:
+            assert rows(client, "SELECT 1") == [(1,)]
+        assert proxy.output.count("admin.full") == 1
 
 
 @pytest.mark.parametrize("set_", [(), ("admin_tls",), ("admin_token_file",)], ids=["none", "TLS", "token"])
