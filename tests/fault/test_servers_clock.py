@@ -53,7 +53,8 @@ def test_a_queue_with_a_rate_goes_on_when_the_servers_clock_is_set_back(
     server: EmbeddedServer, proxy: RunningProxy, clock: ShiftedClock, shop: str, consume
 ) -> None:
     with proxy.connect(database=shop) as client:
-        create_queue(client, "m", max_rate="100")
+        create_queue(client, "m")
+        run(client, "ALTER QUEUE m MAX_RATE = 100")
         consumer = consume(proxy.connect(database=shop), "STREAM * FROM m")
         enqueue(client, "m", ["a"])
         eventually(lambda: len(consumer.received) == 1)

@@ -85,7 +85,8 @@ def test_without_its_dead_letter_table_a_dead_message_stays_and_the_others_go_on
 
 
 def test_a_rate_is_kept_over_all_streams_and_spread_over_the_second(queue, proxy, database) -> None:
-    connection = queue(max_rate="50")
+    connection = queue()
+    run(connection, "ALTER QUEUE m MAX_RATE = 50")
     enqueue(connection, "m", [str(number) for number in range(60)])
     began = rows(connection, f"SELECT {NOW}")[0][0]
     got = rows(connection, "STREAM id FROM m LIMIT 30 WAIT 5")
@@ -107,7 +108,8 @@ def test_a_paused_queue_takes_messages_and_acknowledgements_and_delivers_nothing
 
 
 def test_no_more_than_max_in_flight_are_out_over_all_streams(queue, proxy, database) -> None:
-    connection = queue(max_in_flight="3")
+    connection = queue()
+    run(connection, "ALTER QUEUE m MAX_IN_FLIGHT = 3")
     enqueue(connection, "m", list("abcde"))
     with proxy.connect(database=database) as other:
         first = rows(connection, "STREAM id FROM m LIMIT 2 NOWAIT")
@@ -288,7 +290,8 @@ def test_the_bounds_of_the_wait_hold_for_the_next_delivery_after_they_changed(qu
 
 
 def test_a_rate_that_is_lifted_lets_the_rest_go(queue, change, proxy, database, consume) -> None:
-    connection = queue(max_rate="0.5")
+    connection = queue()
+    run(connection, "ALTER QUEUE m MAX_RATE = 0.5")
     stream = consume(proxy.connect(database=database), "STREAM id FROM m")
     enqueue(connection, "m", [str(number) for number in range(50)])
     eventually(lambda: stream.received)

@@ -294,11 +294,12 @@ def test_purge_removes_what_was_acknowledged_long_enough_ago(connection) -> None
 
 
 def test_a_changed_comment_takes_effect_on_a_running_stream(proxy, database, connection, consume) -> None:
-    create_queue(connection, "m", max_in_flight="1")
+    create_queue(connection, "m")
+    run(connection, "ALTER QUEUE m MAX_IN_FLIGHT = 1")
     enqueue(connection, "m", "abc")
     consumer = consume(proxy.connect(database=database), "STREAM * FROM m")
     eventually(lambda: len(consumer.received) == 1)
-    run(connection, f"ALTER TABLE m COMMENT '{directives(max_in_flight='3')}'")
+    run(connection, f"ALTER TABLE m COMMENT '{directives(lease='lease', max_in_flight='3')}'")
     eventually(lambda: len(consumer.received) == 3)
 
 
