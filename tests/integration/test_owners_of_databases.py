@@ -106,7 +106,7 @@ def tenant(server: EmbeddedServer, proxy: RunningProxy, database: str) -> Iterat
         run(root, f"DROP DATABASE {other}")
 
 
-@pytest.mark.parametrize("name", ["m", "m_dead", "ackstream_group_rates"])
+@pytest.mark.parametrize("name", ["m", "m_dead", "ackstream_limits", "ackstream_group_rates", "ackstream_semaphores"])
 def test_a_view_in_the_place_of_a_table_reaches_nothing_of_others(tenant: Tenant, name: str) -> None:
     run(tenant.own, "INSERT INTO m (tenant) VALUES (1), (2), (3)")
     run(tenant.own, "INSERT INTO s (needs) VALUES ('printer'), ('printer')")
@@ -127,7 +127,7 @@ def test_what_is_a_view_no_longer_is_used_again(tenant: Tenant) -> None:
     assert len(rows(tenant.own, "STREAM id FROM s LIMIT 1 WAIT 20")) == 1
 
 
-@pytest.mark.parametrize("name", ["m", "ackstream_group_rates"])
+@pytest.mark.parametrize("name", ["m", "ackstream_limits", "ackstream_group_rates", "ackstream_semaphores"])
 def test_a_trigger_has_the_rights_of_its_owner_and_not_those_of_the_engine(tenant: Tenant, name: str) -> None:
     with connect_again(tenant.own) as own:
         for event in ("INSERT", "UPDATE"):
