@@ -131,7 +131,7 @@ class Workers:
                 return handling.result(self._plan.extend_s)
             except TimeoutError:
                 if not handling.done():
-                    self._each_epoch(connection, batch, "EXTEND", f" BY {3 * self._plan.extend_s:g}")
+                    self._each_epoch(connection, batch, "EXTEND", f" BY {_seconds(3 * self._plan.extend_s)}")
             except Exception as error:  # noqa: BLE001  # A fault here must not end the worker.
                 return Outcome(Result.FAILED, repr(error))
 
@@ -145,7 +145,7 @@ class Workers:
             self._each_epoch(connection, batch, "NACK")
         elif outcome.result is Result.AGAIN:
             delay_s = self._plan.delay_s if outcome.delay_s is None else outcome.delay_s
-            self._each_epoch(connection, batch, "NACK", f" DELAY {delay_s:g}")
+            self._each_epoch(connection, batch, "NACK", f" DELAY {_seconds(delay_s)}")
         else:
             for message in batch:
                 pause_s = min(2 ** (min(message["epoch"], 20) - 1), FAILURE_PAUSE_MAX_S)
@@ -173,6 +173,11 @@ class Workers:
 
     def _log(self, text: str) -> None:
         click.echo(f"{self._plan.queue}: {text}", err=True)
+
+
+def _seconds(seconds: float) -> str:
+    """As a queue statement takes them: without an exponent."""
+    return f"{seconds:.3f}"
 
 
 @click.command()

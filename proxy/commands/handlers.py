@@ -22,6 +22,9 @@ from proxy.commands.values import as_json, as_text
 AGAIN_STATUS = 75
 """EX_TEMPFAIL of sysexits.h."""
 
+RETRY_AFTER_MAX_S = 86_400.0
+"""A day: an answer that asks for more is an error of its service more often than meant."""
+
 OUTPUT_MAX = 64 << 10
 """Bytes of a program's output that are logged, the last ones."""
 
@@ -196,8 +199,9 @@ def column_variables(message: Message) -> dict[str, str]:
 
 
 def _retry_after(error: urllib.error.HTTPError) -> float | None:
+    """The seconds that the answer asks for. A date in their place is not read."""
     text = error.headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() else None
+    return min(float(text), RETRY_AFTER_MAX_S) if text.isdecimal() else None
 
 
 def _joined(text: str, how: str) -> str:
