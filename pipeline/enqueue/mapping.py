@@ -139,8 +139,10 @@ def _as_long(value: Expression) -> Expression:
 
 
 def _as_utc(value: Expression) -> Expression:
-    zoneless = f.convert_timezone(f.current_timezone(), f.lit("UTC"), value.cast("timestamp_ntz"))
-    return zoneless.cast("string")
+    """By its microseconds since 1970: a local time would not show which of two equal hours it was,
+    in the night when a clock is turned back."""
+    epoch, microsecond = f.expr("TIMESTAMP_NTZ '1970-01-01'"), f.expr("INTERVAL '0.000001' SECOND")
+    return (epoch + microsecond * f.unix_micros(value)).cast("string")
 
 
 def _as_nanoseconds(value: Expression) -> Expression:
