@@ -83,6 +83,10 @@ STEP_PIECES: Final = 2_048
 """Pieces of a condition that are scanned at once, in about a millisecond. A piece is a word, a
 string, a comment or a mark."""
 
+CLAIM_DIGITS_NS: Final = 10**9
+"""Below it, the digits of a lease are those of its claim: its time within a second, and the slot of its
+proxy. EXTEND keeps them, so a message shows of which claim it is."""
+
 FRACTION_DIGITS_MAX: Final = 9
 """The table counts nanoseconds."""
 
@@ -108,22 +112,24 @@ class LeaseColumn:
     def extended_by(self, delay_ns: bytes) -> bytes:
         """The assignments of EXTEND. The server carries them out from left to right.
 
+        The new end is the first one that is late enough and has the CLAIM_DIGITS_NS of the lease.
         Where messages are counted, one that is not in flight any more holds no place, and gets none:
-        its lease becomes NULL. The first assignment keeps, for one that is, the slot below zero.
+        its lease becomes NULL. The first assignment keeps, for one that is, the digits below zero.
         """
-        name = self.name
+        name, unit = self.name, CLAIM_DIGITS_NS
         if not self.counted:
-            slot, lease = b"COALESCE(%b, 0) %% 1000" % name, b"%b = time_next" % name
-            return b"time_next = (%b + %b) DIV 1000 * 1000 + %b, %b" % (NOW, delay_ns, slot, lease)
-        before = b"%b = IF(%b = time_next AND %b > %b, %b %% 1000 - 1000, NULL)" % (name, name, name, NOW, name)
+            digits, lease = b"COALESCE(%b, 0) %% %d" % (name, unit), b"%b = time_next" % name
+            return b"time_next = %b, %b" % (_end_with(digits, delay_ns), lease)
+        before = b"%b = IF(%b = time_next AND %b > %b, %b %% %d - %d, NULL)" % (name, name, name, NOW, name, unit, unit)
+        digits = b"COALESCE(%b + %d, 0)" % (name, unit)
         behind = b"%b = IF(%b IS NULL, NULL, time_next)" % (name, name)
-        return b"%b, time_next = (%b + %b) DIV 1000 * 1000 + COALESCE(%b + 1000, 0), %b" % (
-            before,
-            NOW,
-            delay_ns,
-            name,
-            behind,
-        )
+        return b"%b, time_next = %b, %b" % (before, _end_with(digits, delay_ns), behind)
+
+
+def _end_with(digits: bytes, delay_ns: bytes) -> bytes:
+    """The first time with these digits that is not earlier than the delay from now."""
+    unit = CLAIM_DIGITS_NS
+    return b"(%b + %b - %b + %d) DIV %d * %d + %b" % (NOW, delay_ns, digits, unit - 1, unit, unit, digits)
 
 
 @dataclass(frozen=True, slots=True)

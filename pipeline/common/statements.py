@@ -99,9 +99,21 @@ class Statements:
         return f"ACK FROM {self.table.quoted} WHERE {self._these(epoch, ids)}"
 
     def extend(self, epoch: int, ids: Sequence[Id], by_s: int) -> str:
-        """Extend messages, unless they were delivered again since. A released one that nobody
-        claimed is taken back."""
+        """Extend messages, unless they were delivered again since."""
         return f"EXTEND FROM {self.table.quoted} WHERE {self._these(epoch, ids)} BY {by_s}"
+
+    def postpone(self, epoch: int, ids: Sequence[Id], by_s: int) -> str:
+        """Let messages wait that were given back and that nobody has claimed since. They are not in
+        flight, so EXTEND is not for them. Needs a lease column."""
+        given_back = f"({quoted(self.table.lease_column or '')} <> time_next OR time_next <= {NOW})"
+        return f"NACK FROM {self.table.quoted} WHERE {self._these(epoch, ids)} AND {given_back} DELAY {by_s}"
+
+    def leases(self, epoch: int, ids: Sequence[Id]) -> str:
+        """The leases of messages that were not delivered again since; NULL in a queue without a
+        lease column."""
+        lease = self.table.lease_column
+        what = "NULL" if lease is None else quoted(lease)
+        return f"SELECT id, {what} FROM {self.table.quoted} WHERE {self._these(epoch, ids)} AND time_acked IS NULL"
 
     def read(self, what: str, epoch: int, ids: Sequence[Id]) -> str:
         """Read messages, unless they were delivered again since."""

@@ -166,10 +166,16 @@ class Table:
         return t.StructType([t.StructField(column.name, column.spark_type, column.nullable) for column in chosen])
 
     @property
+    def lease_column(self) -> str | None:
+        """The name of the lease column; None if the queue has none."""
+        lease = _LEASE.search(self.comment)
+        column = self.by_name.get(lease[1].casefold()) if lease else None
+        return None if column is None else column.name
+
+    @property
     def message_columns(self) -> tuple[str, ...]:
         """All columns but the queue's own: the meaning of `*` unless the comment sets another."""
-        lease = _LEASE.search(self.comment)
-        own = {*OWN_COLUMNS, lease[1].casefold() if lease else ""}
+        own = {*OWN_COLUMNS, (self.lease_column or "").casefold()}
         return tuple(column.name for column in self.columns if column.name.casefold() not in own)
 
 

@@ -14,7 +14,7 @@ How Spark calls a Python source (4.2 and 4.3, observed by logging every call):
   acknowledges it. `commit` does the same and finds it done.
 - After a crash Spark calls `partitions` for the logged, unfinished batch, then continues with
   `latestOffset` behind it. A batch that was finished but not acknowledged is `start` of the first
-  `latestOffset`.
+  `latestOffset`. Of either, the process knows only the claims, and uses those that it recognises.
 
 The offset of a batch is its claims (`claims`). A batch that runs again has the same messages, less
 those that have been delivered to another consumer since, and never new ones. A sink that has a
@@ -94,6 +94,8 @@ class Batches:
         self._tokens = TokenBucket(options.rate)
         self._latest: Offset | None = None
         """The last batch that this process began or found finished."""
+        self._own = NOTHING
+        """Its messages that this process has claimed or taken again."""
         self._acknowledged: Offset | None = None
         self._left: int | None = None
         """With `availableNow`: how many messages the query may still take."""
@@ -123,28 +125,28 @@ class Batches:
         self._tokens.spend(len(claims))
         if self._left is not None:
             self._left = self._left - len(claims) if claims else 0
-        self._latest = claims.offset() if claims else start
+        self._own, self._latest = claims, claims.offset() if claims else start
         return self._latest
 
     def finished(self, batch: Offset) -> None:
         """Acknowledge a batch that Spark has committed."""
         if batch == self._acknowledged:
             return
-        claims = Claims.from_offset(batch)
+        claims = self._own if batch == self._latest else self._holder.recognised(Claims.from_offset(batch))
         count = self._holder.acknowledge(claims)
-        if count < len(claims):
+        if count < batch["messages"]:
             # All others were acknowledged already, deleted, or delivered to another consumer.
-            _log.info("%d of %d messages of a finished batch were still to be acknowledged", count, len(claims))
+            _log.info("%d of %d messages of a finished batch were still to be acknowledged", count, batch["messages"])
         self._acknowledged = batch
 
     def pieces(self, batch: Offset) -> list[Claims]:
         """The claims for each of a batch's tasks."""
-        claims = Claims.from_offset(batch)
         if batch != self._latest:
-            held = self._holder.take_again(claims)
-            _log.warning("a batch begun by an earlier run goes on with %d of its %d messages", held, len(claims))
+            self._own = self._holder.take_again(Claims.from_offset(batch))
+            held, count = len(self._own), batch["messages"]
+            _log.warning("a batch begun by an earlier run goes on with %d of its %d messages", held, count)
             self._latest = batch
-        return claims.split(min(self._options.partitions, -(-len(claims) // PIECE_MIN)))
+        return self._own.split(min(self._options.partitions, max(1, -(-len(self._own) // PIECE_MIN))))
 
     def sample_ready(self) -> tuple[int, bool]:
         """How many messages are due among the first READY_SAMPLED, and whether there are more than

@@ -9,6 +9,8 @@ with it the messages. If a STREAM fails, what it had delivered is released with 
 A batch may take longer than its messages' wait. A thread extends them on the control connection:
 first when half of what is left has passed, then every third of `hold_s`, until the batch is
 acknowledged. Like the ACK, EXTEND leaves messages alone that have been delivered again since.
+Messages of an earlier process were given back when it died. They are not in flight any more, and
+wait as those of a NACK with a delay.
 
 Threads are daemons, one for each call, so that they keep no process alive after its Spark has
 ended.
@@ -26,9 +28,9 @@ from typing import TypeVar
 import pymysql
 
 from ..common.connection import LazyConnection
-from ..common.statements import IDS_MAX, NOW, Id, Row, Statements, do, fetch
+from ..common.statements import IDS_MAX, NOW, Id, Row, Statements, do, fetch, fetching
 from ..endpoint import Endpoint, Patience
-from .claims import NOTHING, Claims
+from .claims import NOTHING, Claims, is_of_claim
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Holder:
         self._control = LazyConnection(endpoint)
         self._changed = threading.Condition()
         self._kept = NOTHING
+        self._taken_again = False
         self._extend_at_s = 0.0
         self._keeper: threading.Thread | None = None
         self._closed = False
@@ -64,22 +67,32 @@ class Holder:
         rows = [row for part in parts for row in part]
         if not rows and wait_s:
             rows = self._stream(self._claiming[0], count, wait_s)
-        claims = Claims.of((key, epoch) for key, epoch, _ in rows)
+        claims, self._taken_again = Claims.of(rows), False
         if rows:
             ((now_ns,),) = self._control.run(partial(fetch, f"SELECT {NOW}"))
             left_s = (min(until_ns for _, _, until_ns in rows) - int(now_ns)) / 1e9
             self._keep(claims, left_s / 2)
         return claims
 
-    def take_again(self, claims: Claims) -> int:
-        """Hold messages that an earlier process of the query had claimed, unless they were
-        delivered again since.
+    def recognised(self, claims: Claims) -> Claims:
+        """Those of an earlier process's claims whose rows show that they are from them: not
+        delivered again since, not acknowledged, and of no other table or time that has the same ids
+        and epochs. None in a queue without a lease column."""
+        leases: dict[Id, int] = {}
+        for chunk in claims.chunks(IDS_MAX):
+            found = self._control.run(fetching(self._statements.leases(*chunk)))
+            leases |= {self._statements.id_of(key): int(lease) for key, lease in found if lease is not None}
+        return claims.where(lambda key, until_ns: is_of_claim(leases.get(key), until_ns))
 
-        Returns how many it holds.
+    def take_again(self, claims: Claims) -> Claims:
+        """Hold messages that an earlier process of the query had claimed, and that are recognised.
+
+        Returns them.
         """
-        held = self._extend(claims)
-        self._keep(claims, self._hold_s / 3)
-        return held
+        own, self._taken_again = self.recognised(claims), True
+        self._extend(own)
+        self._keep(own, self._hold_s / 3)
+        return own
 
     def acknowledge(self, claims: Claims) -> int:
         """Acknowledge a finished batch. Returns how many messages this call acknowledged. Safe to
@@ -113,9 +126,11 @@ class Holder:
         rows: Sequence[Row] = connection.run(partial(fetch, self._statements.stream(count, wait_s)))
         return [(self._statements.id_of(key), int(epoch), int(until_ns)) for key, epoch, until_ns in rows]
 
-    def _extend(self, claims: Claims, patience: Patience | None = None) -> int:
-        statements = (self._statements.extend(*chunk, self._hold_s) for chunk in claims.chunks(IDS_MAX))
-        return sum(self._control.run(partial(do, statement), patience) for statement in statements)
+    def _extend(self, claims: Claims, patience: Patience | None = None) -> None:
+        ways = [self._statements.extend, *([self._statements.postpone] if self._taken_again else [])]
+        for chunk in claims.chunks(IDS_MAX):
+            for way in ways:
+                self._control.run(partial(do, way(*chunk, self._hold_s)), patience)
 
     def _keep(self, claims: Claims, extend_in_s: float) -> None:
         with self._changed:

@@ -170,7 +170,7 @@ def test_a_failed_batch_is_released_at_once(
 def test_a_failed_batch_runs_again_without_what_somebody_else_has_and_without_anything_new(
     source: Callable[..., DataFrame], begin: Callable[..., StreamingQuery], endpoint: Endpoint, connection: Any
 ) -> None:
-    create_queue(connection, "m", vt_ack_wait="3600")
+    run(connection, "CREATE QUEUE m (payload TEXT) ACK_WAIT = 3600")
     enqueue(connection, "m", ["a", "b", "c"])
     with pytest.raises(StreamingQueryException):
         begin(source(), lambda *_: 1 / 0).awaitTermination(100)

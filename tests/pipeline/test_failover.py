@@ -147,7 +147,7 @@ def test_while_a_query_moves_messages_from_queue_to_queue(
     register(spark)
     with endpoint.connect() as connection:
         for name in ("m", "done"):
-            create_queue(connection, name)
+            run(connection, f"CREATE QUEUE {name} (payload TEXT)")
         values = ", ".join(f"('p{number}')" for number in range(MESSAGES))
         run(connection, f"INSERT INTO m (payload) VALUES {values}")
     place = {"url": f"mysql://root@{endpoint.host}:{endpoint.port}/d"}

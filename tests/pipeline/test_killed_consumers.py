@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.endpoint import Endpoint
 from proxy.embedded.child_process import ChildProcess
-from tests.support.queues import create_queue, rows, run
+from tests.support.queues import rows, run
 from tests.support.sampling import LONG, SEED
 from tests.support.waiting import eventually
 
@@ -48,7 +48,7 @@ def written(directory: Path) -> dict[int, list[list[int]]]:
 def test_drivers_killed_at_any_point_lose_nothing_and_double_nothing(
     endpoint: Endpoint, connection: Any, tmp_path: Path
 ) -> None:
-    create_queue(connection, "m")
+    run(connection, "CREATE QUEUE m (payload TEXT)")
     enqueue(connection, 1_200)
     deaths = DEATHS if LONG else random.Random(SEED).sample(DEATHS, 1)
     for life, point in enumerate(deaths):
