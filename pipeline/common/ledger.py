@@ -28,7 +28,7 @@ from pymysql.constants import ER
 
 from ..endpoint import quoted
 from ..errors import AbandonedError, JobError, PipelineError
-from .connection import rows_if_any
+from .connection import ignored, rows_if_any
 from .statements import NOW
 from .table import Table, hashed_name
 
@@ -189,10 +189,37 @@ class Ledger:
                 self._make(cursor)
                 self._insert(cursor, new)
             found = self._read(cursor, new.name)
-        assert found is not None
-        if found.mode != new.mode:
-            raise _other(new.name, f"in mode {found.mode}", "mode")
+            assert found is not None
+            if found.mode != new.mode:
+                raise _other(new.name, f"in mode {found.mode}", "mode")
+            if self.is_elsewhere(cursor, found):
+                raise PipelineError(
+                    f"{self._table.quoted} was made again, truncated or altered since batch {new.name!r} was written,"
+                    " and shows nothing of that time. If the batch is gone with the table, run ackstream-enqueue"
+                    f" --abandon {new.name!r} and then this again. If it was consumed, nothing is to be done"
+                )
         return found
+
+    def is_elsewhere(self, cursor: Any, batch: Batch) -> bool:
+        """Whether what was written of a batch went to another table than the one that has the
+        queue's name now, as far as can be seen.
+
+        The servers do not tell a table that was made again from one that was altered. One that was
+        altered has messages of the batch that wait, or messages that were acknowledged between the
+        batch and the change.
+        """
+        made_ns = (self._table.made_s + 1) * 10**9
+        if made_ns <= batch.begun or not self._table.made_s or not batch.messages:
+            return False
+        if batch.finished is None and not (batch.mode == "streaming" and any(self.slices(cursor, batch.name).values())):
+            return False
+        until = batch.finished or batch.begun
+        cursor.execute(
+            f"SELECT EXISTS (SELECT 1 FROM {self._table.quoted} WHERE time_acked BETWEEN {until} AND {made_ns})"
+            f" OR EXISTS (SELECT 1 FROM {self._table.quoted}"
+            f" WHERE time_acked IS NULL AND time_next BETWEEN {batch.begun} AND {until})"
+        )
+        return not cursor.fetchone()[0]
 
     def _refuse_newer(self, cursor: Any) -> None:
         """Raises PipelineError if a later release has changed the ledger."""
@@ -252,9 +279,10 @@ class Ledger:
         cursor.execute(f"UPDATE {self._slices} SET due = 0 WHERE queue = %s AND batch = %s AND published IS NULL", this)
 
     def delete(self, cursor: Any, batch: str) -> None:
-        """Delete a batch and its slices from the ledger."""
-        for table in (self._batches, self._slices):
-            cursor.execute(f"DELETE FROM {table} WHERE queue = %s AND batch = %s", [self._table.name, batch])
+        """Delete a batch from the ledger, with its slices and refused rows."""
+        for table in (self._batches, self._slices, self._rejects):
+            with ignored(ER.NO_SUCH_TABLE):
+                cursor.execute(f"DELETE FROM {table} WHERE queue = %s AND batch = %s", [self._table.name, batch])
 
     def forget_slices(self, cursor: Any, batch: Batch) -> None:
         """Delete the rows of a batch's slices: a rerun writes them again."""

@@ -137,6 +137,8 @@ class Table:
     columns: tuple[Column, ...]
     unique_keys: tuple[Key, ...]
     checks: tuple[Check, ...] = ()
+    made_s: int = 0
+    """When it was made, truncated or altered the last time, in seconds since 1970. 0: unknown."""
 
     @property
     def quoted(self) -> str:
@@ -229,11 +231,11 @@ def describe(connection: Any, database: str, name: str) -> Table:
     unique = tuple(
         Key(key, tuple(part for part in parts if part is not None)) for key, parts in keys.items() if None not in parts
     )
-    return Table(database, name, _text(found[0]) or "", columns, unique, checks)
+    return Table(database, name, _text(found[0]) or "", columns, unique, checks, found[1])
 
 
 _TABLE: Final = """
-SELECT table_comment FROM information_schema.tables
+SELECT table_comment, COALESCE(TIMESTAMPDIFF(SECOND, '1970-01-01', create_time), 0) FROM information_schema.tables
 WHERE table_schema = %s AND table_name = %s AND table_type = 'BASE TABLE'
 """
 

@@ -12,6 +12,9 @@ the batch lacks its staging table, and can be abandoned again or run again. A jo
 makes no table of another batch: each time a batch is begun, its staging table has another name. The
 job drops its own when it ends.
 
+A batch that was written to another table than the one that has the queue's name now is forgotten,
+too, also if it was finished.
+
 Of a *streaming* batch some slices may be in the queue. Then its row stays, marked as abandoned, and
 the rows of its slices stay, of which tasks write none any more. Its name is not free, because a new
 run of the batch would add the written slices twice.
@@ -157,13 +160,14 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
             raise PipelineError(f"there is no batch {name!r} of {queue.quoted} (--list shows those that there are)")
         if batch is not None:
             seen.append(batch)
-            if batch.finished is not None:
+            is_elsewhere = ledger.is_elsewhere(cursor, batch)
+            if batch.finished is not None and not is_elsewhere:
                 connection.rollback()
                 drop(connection, queue, batch)  # its job may have died before it dropped the table
                 raise PipelineError(f"batch {name!r} is done: its {batch.messages:,} messages are in {queue.quoted}")
             with _waiting(_WRITING.format(name)):  # no task writes a slice until this transaction ends
                 slices = ledger.slices(cursor, name, " FOR UPDATE")
-            if batch.mode == "streaming" and any(slices.values()):
+            if batch.mode == "streaming" and any(slices.values()) and not is_elsewhere:
                 ledger.abandon(cursor, name)
                 connection.commit()
                 return _said(batch, slices, queue)

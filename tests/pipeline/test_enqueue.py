@@ -18,6 +18,7 @@ from pipeline.common.progress import Progress
 from pipeline.common.statements import NOW as NOW_NS
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
+from pipeline.enqueue.abandon import abandon
 from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError, PipelineError, ProblemsError
 from tests.support.queues import create_queue, rows, run
@@ -56,6 +57,8 @@ def payloads(connection: Any, table: str = "m") -> Counter[str]:
     return Counter(payload for (payload,) in rows(connection, f"SELECT payload FROM {table}"))
 
 
+QUEUE = "CREATE QUEUE m (payload VARCHAR(100))"
+
 ORDERS = Counter(f"order {number % 900}" for number in range(1000))
 
 
@@ -81,11 +84,48 @@ def test_every_row_becomes_a_message_that_is_due(fill: Enqueue, connection: Any,
 def test_the_same_batch_again_adds_nothing(fill: Enqueue, connection: Any, orders: DataFrame) -> None:
     run(connection, "CREATE QUEUE m (payload VARCHAR(100))")
     fill(orders)
-    run(connection, "DELETE FROM m")  # consumed and purged
+    run(connection, "ACK m WHERE TRUE")
     outcome = fill(orders.repartition(7))
     assert (outcome.messages, outcome.added) == (1000, False)
-    assert payloads(connection) == Counter()
+    assert payloads(connection) == ORDERS
     assert fill(orders, batch="another").added
+    assert payloads(connection) == ORDERS + ORDERS
+
+
+ANEW = {
+    "dropped and made again": ("DROP TABLE m", QUEUE),
+    "truncated": ("TRUNCATE TABLE m",),
+    "swapped": (QUEUE.replace(" m ", " n "), "RENAME TABLE m TO old, n TO m"),
+}
+
+
+@pytest.mark.parametrize("reset", ANEW)
+def test_a_batch_of_a_queue_that_began_anew_is_not_taken_for_written(
+    fill: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, reset: str
+) -> None:
+    run(connection, QUEUE)
+    fill(orders)
+    for statement in ANEW[reset]:
+        run(connection, statement)
+    with pytest.raises(PipelineError, match="was made again, truncated or altered since batch 'b' was written"):
+        fill(orders)
+    assert "its name is free" in abandon(endpoint, "m", "b")
+    assert fill(orders).added
+    assert payloads(connection) == ORDERS
+
+
+@pytest.mark.parametrize("consumed", [False, True], ids=["waiting", "consumed"])
+def test_a_batch_of_a_queue_that_was_altered_is_still_there(
+    fill: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, consumed: bool
+) -> None:
+    run(connection, QUEUE)
+    fill(orders)
+    if consumed:
+        run(connection, "ACK m WHERE TRUE")
+    run(connection, "ALTER QUEUE m ACK_WAIT = 77")
+    assert not fill(orders).added
+    with pytest.raises(PipelineError, match="is done"):
+        abandon(endpoint, "m", "b")
     assert payloads(connection) == ORDERS
 
 
