@@ -198,16 +198,16 @@ class Endpoint:
                 f" {reason.verify_message}. `ca` in the URL names the file of the authority that signed it"
             ) from None
 
-    def run(self, work: Callable[[Any], T], patience: Patience | None = None) -> T:
-        """Run `work` on a connection of its own, and again on another one after each transient
-        error.
+    def run(self, work: Callable[[Any], T], patience: Patience | None = None, **options: Any) -> T:
+        """Run `work` on a connection of its own, with options of PyMySQL, and again on another one
+        after each transient error.
 
         `work` must be safe to repeat even if its commit succeeded: the answer to a commit can get
         lost.
         """
 
         def attempt() -> T:
-            connection = self.connect()
+            connection = self.connect(**options)
             try:
                 return work(connection)
             finally:

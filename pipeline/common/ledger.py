@@ -297,11 +297,11 @@ class Ledger:
         with connection.cursor() as cursor:
             cursor.execute(_REJECTS.format(database=quoted(self._table.database)))
 
-    def reject(self, cursor: Any, batch: str, row: Reject) -> None:
-        """Record a refused row, in the transaction that publishes the other rows of its slice."""
-        cursor.execute(
+    def reject(self, cursor: Any, batch: str, rows: Sequence[Reject]) -> None:
+        """Record refused rows, in the transaction that publishes the other rows of their slice."""
+        cursor.executemany(
             f"INSERT INTO {self._rejects} (queue, batch, slice, place, code, reason) VALUES (%s, %s, %s, %s, %s, %s)",
-            [self._table.name, batch, row.slice, row.place, row.code, row.reason],
+            [(self._table.name, batch, row.slice, row.place, row.code, row.reason) for row in rows],
         )
 
     def rejects(self, connection: Any, batch: str) -> list[Reject]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +20,10 @@ INSERT_OCTETS: Final = 4 << 20
 _TEXT: Final = pa.large_binary()
 
 
-def insert(cursor: Any, table: str, columns: Sequence[str], rows: Sequence[bytes], suffix: str = "") -> int:
-    """Insert rows into columns of a table. Returns how many rows changed."""
+def insert(table: str, columns: Sequence[str], rows: Sequence[bytes], suffix: str = "") -> bytes:
+    """The INSERT of rows into columns of a table."""
     head = f"INSERT INTO {table} ({quoted_list(columns)}) VALUES ("
-    return int(cursor.execute(head.encode() + b"),(".join(rows) + f"){suffix}".encode()))
+    return head.encode() + b"),(".join(rows) + f"){suffix}".encode()
 
 
 def rows_as_sql(batch: pa.RecordBatch) -> list[bytes]:

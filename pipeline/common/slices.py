@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar, cast
 
 import pyarrow as pa
 import pymysql
-from pymysql.constants import ER
+from pymysql.constants import CLIENT, ER
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -49,6 +49,9 @@ REFUSALS: Final = frozenset(
 )
 """Errors of a single row; other rows may be accepted."""
 
+SIFTING: Final[dict[str, Any]] = {"client_flag": CLIENT.MULTI_STATEMENTS}
+"""Options of a connection for `sift`, which sends several statements in a packet."""
+
 T = TypeVar("T")
 
 Refuse = Callable[[int, int, str], None]
@@ -73,7 +76,7 @@ class Target(DataSourceArrowWriter):
         """On an executor: write the slices of a partition. Rows have SLICE and PLACE, and come one
         slice after another."""
         with (
-            self.endpoint.connect() as connection,
+            self.endpoint.connect(**SIFTING) as connection,
             connection.cursor() as cursor,
             closing(ahead(self._parts(iterator))) as coming,
         ):
@@ -81,9 +84,13 @@ class Target(DataSourceArrowWriter):
             for number, parts in groupby(coming, key=attrgetter("slice")):
                 connection.begin()
                 if self.ledger.write_slice(cursor, self.batch, number):
-                    count = sum(self._insert(cursor, part) for part in parts)
+                    most = self.rejects_max
+                    aside = None if most is None else Aside(self.ledger, self.batch, number, most)
+                    count = sum(self._insert(cursor, part, aside) for part in parts)
                     if count != self.rows[number]:
                         raise JobError(f"the data changed while it was read: slice {number} has {count:,} rows now")
+                    if aside:
+                        aside.record(cursor)
                 connection.commit()
         return WriterCommitMessage()
 
@@ -95,12 +102,14 @@ class Target(DataSourceArrowWriter):
                 start += part.num_rows
                 yield _Part(number, part.column(PLACE)[0].as_py(), rows_as_sql(part.select(list(self.columns))))
 
-    def _insert(self, cursor: Any, part: _Part) -> int:
-        rows = part.rows
-        refuse = refusing(self.ledger, cursor, self.batch, part.slice, self.rejects_max, part.first)
-        for some in pieces(rows):
-            sift(some, lambda span: insert(cursor, self.table, self.columns, rows[span.start : span.stop]), refuse)
-        return len(rows)
+    def _insert(self, cursor: Any, part: _Part, aside: Aside | None) -> int:
+        def statement(some: range) -> bytes:
+            return insert(self.table, self.columns, part.rows[some.start : some.stop])
+
+        refuse = aside.refusing(cursor, part.first) if aside else None
+        for some in pieces(part.rows):
+            sift(cursor, some, statement, refuse)
+        return len(part.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,47 +164,107 @@ class SlicesSource(DataSource):
 # --- rows that the server refuses ---
 
 
-def refusing(ledger: Ledger, cursor: Any, batch: Batch, number: int, most: int | None, first: int = 0) -> Refuse | None:
-    """A function that sets a row of a slice aside, in the cursor's transaction. It raises JobError
-    if the batch has more than `most`. Places are counted from `first` on. None sets none aside."""
-    if most is None:
-        return None
-    already: int | None = None
+RECORDED_AT_ONCE: Final = 1_000
+"""Refused rows of one INSERT into the ledger, with their reasons some 200 kB."""
 
-    def refuse(place: int, code: int, reason: str) -> None:
-        nonlocal already
-        if already is None:
-            ledger.lock(cursor, batch)  # other tasks wait, so the count is exact
-            already = len(ledger.rejects(cursor.connection, batch.name))
-        already += 1
-        if already > most:
+PIECE_ROWS: Final = 32
+"""Rows of an INSERT beside refused ones. Half of them, on average, are inserted one by one to find one
+that is refused."""
+
+GAPS: Final = 4
+"""How many times the rows that came, on average, between two refused ones are sent in one packet. What
+comes behind the next refused row is sent again."""
+
+
+class Aside:
+    """The rows of a slice that are set aside, in the transaction that writes the others."""
+
+    def __init__(self, ledger: Ledger, batch: Batch, number: int, most: int) -> None:
+        self._ledger = ledger
+        self._batch = batch
+        self._number = number
+        self._most = most
+        self._count = 0
+        self._reason = ""
+        self._unrecorded: list[Reject] = []
+
+    def refusing(self, cursor: Any, first: int = 0) -> Refuse:
+        """A function that sets a row aside. Places are counted from `first` on. It raises JobError if
+        the slice alone has too many."""
+
+        def refuse(place: int, code: int, reason: str) -> None:
+            self._count, self._reason = self._count + 1, reason
+            self._check(self._count)
+            self._unrecorded.append(Reject(self._number, first + place, code, reason))
+            if len(self._unrecorded) == RECORDED_AT_ONCE:
+                self._write(cursor)
+
+        return refuse
+
+    def record(self, cursor: Any) -> None:
+        """Record the rest, at the end of the slice. Raises JobError if the batch has too many: those of
+        other slices are counted behind a lock, which is held until the commit, so the count is
+        exact."""
+        self._write(cursor)
+        if self._count:
+            self._ledger.lock(cursor, self._batch)
+            self._check(self._ledger.rejected(cursor.connection)[self._batch.name])
+
+    def _write(self, cursor: Any) -> None:
+        if self._unrecorded:
+            self._ledger.reject(cursor, self._batch.name, self._unrecorded)
+        self._unrecorded = []
+
+    def _check(self, count: int) -> None:
+        if count > self._most:
             raise JobError(
-                f"the server refuses more than {most:,} rows, the last one with: {reason}. Make the data fit, or"
-                " allow more by --rejects-max, and run this again"
+                f"the server refuses more than {self._most:,} rows, the last one with: {self._reason}. Make the data"
+                " fit, or allow more by --rejects-max, and run this again"
             )
-        ledger.reject(cursor, batch.name, Reject(number, first + place, code, reason))
-
-    return refuse
 
 
-def sift(places: range, publish: Callable[[range], int], refuse: Refuse | None) -> int:
-    """Publish rows, except those that the server refuses. Returns how many were published.
+def sift(cursor: Any, places: range, statement: Callable[[range], bytes], refuse: Refuse | None) -> None:
+    """Publish rows by the statement for some of them, except those that the server refuses.
 
-    A range that is refused is halved until it is one row. The server undoes a statement that fails,
-    and the transaction goes on. Without `refuse`, the error is raised.
+    If it refuses one of them all, they are sent as many statements in one packet: pieces first, of
+    which the server carries out those before the first that it refuses, and then the rows of that
+    piece. So a refused row takes two packets. The server undoes a statement that fails, and the
+    transaction goes on. Without `refuse`, the error is raised.
     """
-    published = 0
-    waiting = [places] if places else []
-    while waiting:
-        some = waiting.pop()
-        try:
-            published += publish(some)
-        except pymysql.MySQLError as error:
-            if refuse is None or error.args[0] not in REFUSALS:
-                raise
-            if len(some) == 1:
-                refuse(some.start, error.args[0], str(error.args[1]))
-                continue
-            half = len(some) // 2
-            waiting += [some[half:], some[:half]]  # the first half first
-    return published
+    if not places or (error := _publish(cursor, [statement(places)])[1]) is None:
+        return
+    if refuse is None:
+        raise error
+    at, refused = places.start, 0
+    while at < places.stop:
+        most = max(PIECE_ROWS, GAPS * (at - places.start) // refused) if refused else len(places)
+        some = range(at, min(at + most, places.stop))
+        published, error = _publish(cursor, [statement(piece) for piece in _parts(some, PIECE_ROWS)])
+        at = min(at + published * PIECE_ROWS, some.stop)
+        if error is not None:
+            rows = _parts(range(at, min(at + PIECE_ROWS, some.stop)), 1)
+            published, error = _publish(cursor, [statement(row) for row in rows])
+            at += published
+        if error is not None:
+            refuse(at, error.args[0], str(error.args[1]))
+            at, refused = at + 1, refused + 1
+
+
+def _parts(places: range, size: int) -> list[range]:
+    return [places[start : start + size] for start in range(0, len(places), size)]
+
+
+def _publish(cursor: Any, statements: Sequence[bytes]) -> tuple[int, pymysql.MySQLError | None]:
+    """Carry out statements, which are sent as one packet, up to the first in which a row is refused.
+    Returns how many those before it are, and its error."""
+    done = 0
+    try:
+        cursor.execute(b";".join(statements))
+        done = 1
+        while cursor.nextset():
+            done += 1
+    except pymysql.MySQLError as error:
+        if error.args[0] not in REFUSALS:
+            raise
+        return done, error
+    return done, None

@@ -24,18 +24,14 @@ OLD: Final = SINKS.removesuffix("s") + "_"
 """How the names of staging tables of queries once began."""
 
 
-def publish(
-    cursor: Any, staging: str, queue: Table, values: Mapping[str, str], number: int, places: range | None = None
-) -> int:
-    """Make messages of rows of a slice, by default all, in one statement. Returns how many.
+def publish(staging: str, queue: Table, values: Mapping[str, str], number: int, places: range | None = None) -> str:
+    """The statement that makes messages of rows of a slice, by default all.
 
     `values`: columns of the queue, and what they get, in SQL over the staging table's.
     """
-    return int(
-        cursor.execute(
-            f"INSERT INTO {queue.quoted} ({quoted_list(list(values))}) SELECT {', '.join(values.values())}"
-            f" FROM {staging} WHERE {within(number, places)} ORDER BY {PLACE}"
-        )
+    return (
+        f"INSERT INTO {queue.quoted} ({quoted_list(list(values))}) SELECT {', '.join(values.values())}"
+        f" FROM {staging} WHERE {within(number, places)} ORDER BY {PLACE}"
     )
 
 

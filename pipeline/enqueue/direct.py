@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from ..common.progress import Progress
-from ..common.slices import Target, write_slices
+from ..common.slices import SIFTING, Target, write_slices
 from ..common.staging import PLACE, SLICE
 from ..endpoint import quoted
 from .cut import looked_up
@@ -84,7 +84,7 @@ class Direct:
     def finish(self, report: Callable[[Progress], None]) -> bool:
         """End the batch when no slice is missing. Returns False if another run has ended it."""
         tried: set[int] = set()
-        return self._load.endpoint.run(lambda connection: self._publish(connection, report, tried))
+        return self._load.endpoint.run(lambda connection: self._publish(connection, report, tried), **SIFTING)
 
     def _publish(self, connection: Any, report: Callable[[Progress], None], tried: set[int]) -> bool:
         connection.begin()

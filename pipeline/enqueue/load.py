@@ -42,8 +42,7 @@ class Settings:
     rounds: int = 4
     """How often missing slices are written again, after Spark has tried each task several times."""
     rejects_max: int = 10_000
-    """Refused rows of a batch. Each costs the server some twenty statements. With more the data as
-    a whole is wrong."""
+    """Refused rows of a batch. With more the data as a whole is wrong."""
     look_s: float = 0.5
     """Between two checks of what has been committed."""
 

@@ -25,7 +25,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from ..common.progress import Progress
-from ..common.slices import refusing, sift
+from ..common.slices import Aside, sift
 from ..common.staging import KEY, PLACE, SLICE, publish, within
 from ..common.statements import NOW, do
 from ..endpoint import quoted
@@ -122,9 +122,14 @@ class Staged(Direct):
             share = f"({PLACE} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
             time = f"{now} + FLOOR({share})"
         values.setdefault(load.table.by_name["time_next"].name, time)
-        refuse = refusing(load.ledger, cursor, load.batch, number, load.rejects_max)
-        places = range(load.slices[number].rows)
-        sift(places, lambda some: publish(cursor, self.staging, load.table, values, number, some), refuse)
+        aside = None if load.rejects_max is None else Aside(load.ledger, load.batch, number, load.rejects_max)
+
+        def statement(some: range) -> bytes:
+            return publish(self.staging, load.table, values, number, some).encode()
+
+        sift(cursor, range(load.slices[number].rows), statement, aside.refusing(cursor) if aside else None)
+        if aside:
+            aside.record(cursor)
 
 
 def _kind(kind: t.DataType) -> str:

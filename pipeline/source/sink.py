@@ -145,9 +145,10 @@ class Sink:
     def _insert(self, staging: str, rows: Sequence[bytes], connection: Any) -> None:
         # An INSERT whose answer was lost is repeated and finds its own rows.
         again = f" ON DUPLICATE KEY UPDATE {PLACE} = {PLACE}"
+        statement = insert(staging, (SLICE, PLACE, *self.columns), rows, again)
         with connection.cursor() as cursor:
             try:
-                insert(cursor, staging, (SLICE, PLACE, *self.columns), rows, again)
+                cursor.execute(statement)
             except pymysql.ProgrammingError as error:
                 if error.args[0] != ER.NO_SUCH_TABLE:
                     raise
@@ -155,7 +156,7 @@ class Sink:
                     f"CREATE TABLE IF NOT EXISTS {staging} ({KEY}) ENGINE=InnoDB"
                     f" SELECT {quoted_list(self.columns)} FROM {self.table.quoted} WHERE FALSE"
                 )
-                insert(cursor, staging, (SLICE, PLACE, *self.columns), rows, again)
+                cursor.execute(statement)
 
     def _publish(self, name: str, number: int, written: Sequence[Written], connection: Any) -> None:
         ledger = self.ledger
@@ -182,7 +183,7 @@ class Sink:
         values = {name: quoted(name) for name in self.columns}
         # Due now, by the server's clock.
         values.setdefault(self.table.by_name["time_next"].name, NOW)
-        count = publish(cursor, self.staging(written.name), self.table, values, written.attempt)
+        count = cursor.execute(publish(self.staging(written.name), self.table, values, written.attempt))
         if count != written.rows:
             raise JobError(
                 f"{count:,} of {written.rows:,} rows of a task are staged: somebody else changes"

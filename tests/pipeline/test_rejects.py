@@ -12,8 +12,10 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.common.ledger import WITHHELD_NS, Ledger
-from pipeline.common.slices import Target, sift
+from pipeline.common.ledger import WITHHELD_NS, Batch, Ledger
+from pipeline.common.literals import insert
+from pipeline.common.slices import SIFTING, Aside, Target, sift
+from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue, missing
 from pipeline.enqueue import job as enqueueing
@@ -251,25 +253,75 @@ def test_the_command_has_an_exit_status_for_it(
     assert result.stdout.endswith(", 4 rows refused\n")
 
 
-def test_refused_rows_are_found_by_halving() -> None:
-    """Twice as many statements as halvings for each, and one for all that stand between them."""
-    tried: list[range] = []
-    refused: list[int] = []
+class Server:
+    """A cursor of a server that refuses some rows, each of them in any statement. A statement is its rows."""
 
-    def publish(some: range) -> int:
-        tried.append(some)
-        if {100, 70_000} & {*some}:
-            raise pymysql.IntegrityError(1062, "Duplicate entry")
-        return len(some)
+    def __init__(self, refused: set[int], code: int = 1062) -> None:
+        self._refused = refused
+        self._code = code
+        self._waiting: list[bytes] = []
+        self.packets = 0
+        self.rows_sent = 0
+        self.published: list[int] = []
 
-    assert sift(range(100_000), publish, lambda place, _code, _reason: refused.append(place)) == 99_998
-    assert refused == [100, 70_000]
-    assert len(tried) <= 2 * 2 * 17 + 1
+    def execute(self, packet: bytes) -> None:
+        self.packets += 1
+        self._waiting = packet.split(b";")
+        self.rows_sent += packet.count(b",") + len(self._waiting)
+        self._next()
+
+    def nextset(self) -> bool | None:
+        return self._next() if self._waiting else None
+
+    def _next(self) -> bool:
+        numbers = [int(number) for number in self._waiting.pop(0).split(b",")]
+        if self._refused & {*numbers}:
+            raise pymysql.IntegrityError(self._code, "refused")
+        self.published += numbers
+        return True
+
+
+def as_statement(some: range) -> bytes:
+    return ",".join(map(str, some)).encode()
+
+
+@pytest.mark.parametrize("every", [1, 2, 50, 5_000])
+def test_a_refused_row_takes_at_most_three_packets(every: int) -> None:
+    places = range(min(10_000, 200 * every))
+    refused = {*places[every // 2 :: every]}
+    server = Server(refused)
+    aside: list[int] = []
+    sift(server, places, as_statement, lambda place, _code, _reason: aside.append(place))
+    assert (sorted(server.published), aside) == (sorted({*places} - refused), sorted(refused))
+    assert server.packets <= 3 * len(refused)
+    assert server.rows_sent <= 8 * len(places) + 100 * len(refused)
 
 
 def test_an_error_that_is_no_row_s_fault_is_none_of_them() -> None:
-    def deadlock(_: range) -> int:
-        raise pymysql.OperationalError(1213, "Deadlock found when trying to get lock")
+    with pytest.raises(pymysql.MySQLError):
+        sift(Server({3}, 1213), range(4), as_statement, lambda *_: pytest.fail("refused"))
 
-    with pytest.raises(pymysql.OperationalError):
-        sift(range(4), deadlock, lambda *_: pytest.fail("refused"))
+
+def test_a_slice_with_refused_rows_lets_other_tasks_go_on(endpoint: Endpoint, connection: Any) -> None:
+    """Until its end, when all are counted."""
+    run(connection, "CREATE QUEUE m (n INT NOT NULL CHECK (n <> 7))")
+    table = describe(connection, str(endpoint.database), "m")
+    ledger, new = Ledger(table), Batch("b", "streaming", "", None, 1, 10, 0, None)
+    batch = ledger.begin(connection, new)
+    ledger.make_room_for_rejects(connection)
+    ledger.add_slices(connection.cursor(), batch, [0])
+    with endpoint.connect(**SIFTING) as other, other.cursor() as cursor:
+        other.begin()
+        assert ledger.write_slice(cursor, batch, 0)
+        aside = Aside(ledger, batch, 0, 5)
+
+        def statement(some: range) -> bytes:
+            return insert("m", ["n"], [b"%d" % n for n in some])
+
+        sift(cursor, range(10), statement, aside.refusing(cursor))
+        run(connection, "SET SESSION innodb_lock_wait_timeout = 1")
+        assert ledger.lock(connection.cursor(), batch) == batch
+        aside.record(cursor)
+        other.commit()
+    assert [(row.place, row.code in {3819, 4025}) for row in ledger.rejects(connection, "b")] == [(7, True)]
+    assert rows(connection, "SELECT COUNT(*) FROM m") == [(9,)]
