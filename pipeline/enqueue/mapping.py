@@ -75,6 +75,8 @@ def mapped(
             problems.append(f"{column.name}: {text!r} cannot be computed: {_first_line(error)}")
             continue
         travelling = _travelling(column, found)
+        if isinstance(travelling, str) and _is_empty(frame, value):
+            travelling = _as_text
         if isinstance(travelling, str):
             problems.append(f"{column.name}: {travelling}")
         else:
@@ -110,6 +112,12 @@ def _unknown(wanted: Mapping[str, object], table: Table) -> list[str]:
         elif name.casefold() in REFUSED:
             problems.append(f"{name}: is the queue's own, and {REFUSED[name.casefold()]}")
     return problems
+
+
+def _is_empty(frame: DataFrame, value: Expression) -> bool:
+    """Whether a column has no value but NULL, as that of a CSV file, which has a type all the same.
+    Reads the data up to the first value."""
+    return not frame.isStreaming and frame.select(value.alias("value")).where("value IS NOT NULL").isEmpty()
 
 
 def _first_line(error: Exception) -> str:

@@ -92,6 +92,17 @@ def test_the_same_batch_again_adds_nothing(fill: Enqueue, connection: Any, order
     assert payloads(connection) == ORDERS + ORDERS
 
 
+def test_a_column_without_values_goes_anywhere(fill: Enqueue, connection: Any, spark: SparkSession) -> None:
+    """A reader of CSV files takes such a column for text."""
+    run(connection, "CREATE QUEUE m (n INT, day DATE, raw BLOB, payload VARCHAR(100))")
+    none = "CAST(NULL AS STRING)"
+    frame = spark.sql(f"SELECT {none} AS n, {none} AS day, {none} AS raw, 'x' AS payload FROM range(3)")
+    fill(frame)
+    assert rows(connection, "SELECT n, day, raw, payload FROM m") == [(None, None, None, "x")] * 3
+    with pytest.raises(ProblemsError, match="STRING does not go into INT: cast it"):
+        fill(frame.withColumn("n", f.lit("5")), batch="other")
+
+
 ANEW = {
     "dropped and made again": ("DROP TABLE m", QUEUE),
     "truncated": ("TRUNCATE TABLE m",),
