@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final, TypeVar, cast
 
+import pymysql
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -26,11 +27,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from .common.rows import schema_of
-from .common.statements import Statements
+from .common.statements import Statements, fetching
 from .common.table import Table, describe
 from .common.tasks import is_classic
-from .endpoint import PASSWORD_VARIABLE, again
-from .errors import PipelineError
+from .endpoint import FIRST_CONTACT, PASSWORD_VARIABLE
+from .errors import PipelineError, server_says
 from .source.consume import BatchReader, StreamReader
 from .source.options import Common, read_options, schema_options, sink_options, stream_options, write_options
 from .source.sink import BatchWriter, Sink, StreamWriter
@@ -42,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _without_traceback(method: F) -> F:
-    """The method, whose PipelineErrors Spark reports by their text alone.
+    """The method, whose PipelineErrors and errors of the server Spark reports by their text alone.
 
     They end the process in which Spark has called it, so the variable has no other effect.
     """
@@ -51,9 +52,11 @@ def _without_traceback(method: F) -> F:
     def called(*arguments: Any, **named: Any) -> Any:
         try:
             return method(*arguments, **named)
-        except PipelineError:
+        except (PipelineError, pymysql.MySQLError) as error:
             os.environ[HIDE_TRACEBACK] = "1"
-            raise
+            if isinstance(error, PipelineError):
+                raise
+            raise PipelineError(server_says(error)) from None
 
     return cast("F", called)
 
@@ -71,7 +74,9 @@ class AckstreamDataSource(DataSource):
         """The table's application columns and `epoch`, or those named in `columns`."""
         options = schema_options(self.options)
         table = _describe(options)
-        Statements(table)  # raises PipelineError for a table that is no queue
+        statements = Statements(table, options.where)  # raises PipelineError for a table that is no queue
+        if options.where is not None:
+            options.endpoint.run(fetching(statements.none()), FIRST_CONTACT)
         return schema_of(table, options.columns)
 
     @_without_traceback
@@ -125,8 +130,4 @@ def register(spark: SparkSession) -> None:
 
 
 def _describe(where: Common) -> Table:
-    def read_table() -> Table:
-        with where.endpoint.connect() as connection:
-            return describe(connection, where.database, where.table)
-
-    return again(read_table)
+    return where.endpoint.run(lambda connection: describe(connection, where.database, where.table), FIRST_CONTACT)

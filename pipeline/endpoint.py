@@ -20,8 +20,10 @@ option's name.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import random
+import socket
 import ssl
 import time
 import zipfile
@@ -37,14 +39,17 @@ from pymysql.constants import CR, ER
 from pymysql.cursors import Cursor, SSCursor
 from pyspark.sql import SparkSession
 
-from .errors import PipelineError
+from .errors import PipelineError, server_says
 
 PASSWORD_VARIABLE: Final = "ACKSTREAM_PASSWORD"  # noqa: S105 (the name of a variable)
 DEFAULT_PORT: Final = 3307
 URL_SHAPE: Final = "mysql://USER@HOST:PORT/DATABASE[?tls=off|on|verify&ca=FILE]"
 
-CONNECT_S: Final = 10
-"""A proxy on a reachable network answers sooner."""
+CONNECT_S: Final = 3
+"""A proxy on a reachable network answers sooner, and what does not is tried again."""
+
+SILENT_S: Final = 3.0
+"""After so long, work that is tried again is reported in the log, which Python shows by default."""
 
 FIRST_WAIT_S: Final = 0.1
 """The longest wait before a first repetition; it doubles with each further one."""
@@ -71,12 +76,19 @@ TRANSIENT: Final = frozenset(
 )
 """Errors after which the same work may succeed on a new connection."""
 
+LOGIN_REFUSED: Final = frozenset(
+    {ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.BAD_DB_ERROR, ER.HOST_NOT_PRIVILEGED, 1698}
+)
+"""Errors of a login that is refused again and again. (1698: a plugin of MariaDB denies access.)"""
+
 PROXY_CANNOT_READ: Final = "ackstream cannot read the queue: "
 PROXY_CANNOT_REACH: Final = (
     "ackstream cannot connect to the backing server",
     "ackstream has no TLS connection to the backing server",
 )
 """How the text of error 1105 begins if the proxy cannot connect to its server."""
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -113,6 +125,12 @@ class Patience:
     """With the waits between them a minute or two, which a failover takes at most. Attempts and not
     a time, because the work itself may take long."""
     longest_wait_s: float = 5.0
+    longest_s: float | None = None
+    """For how long, at most."""
+
+
+FIRST_CONTACT: Final = Patience(longest_s=20)
+"""For a job that has not reached the proxy yet: a wrong port is as likely as a proxy that starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +189,7 @@ class Endpoint:
         """A PyMySQL connection: autocommit, utf8mb4, UTC, strict. Its type is Any, because it
         depends on the cursor.
 
-        Raises pymysql.MySQLError, and PipelineError where the certificate is not to be trusted.
+        Raises pymysql.MySQLError, and PipelineError where trying again does not help.
         """
         given: dict[str, Any] = {
             "host": self.host,
@@ -189,14 +207,9 @@ class Endpoint:
         try:
             return pymysql.connect(**{**given, **options})
         except pymysql.OperationalError as error:
-            reason = getattr(error, "original_exception", None)
-            if not isinstance(reason, ssl.SSLCertVerificationError):
+            if (wrong := self._wrong(error)) is None:
                 raise
-            # PyMySQL reports it as any other failure to connect, but trying again does not help.
-            raise PipelineError(
-                f"{self.host}:{self.port} shows a certificate that {self.ca or 'this system'} does not vouch for:"
-                f" {reason.verify_message}. `ca` in the URL names the file of the authority that signed it"
-            ) from None
+            raise PipelineError(wrong) from None
 
     def run(self, work: Callable[[Any], T], patience: Patience | None = None, **options: Any) -> T:
         """Run `work` on a connection of its own, with options of PyMySQL, and again on another one
@@ -218,6 +231,24 @@ class Endpoint:
     def in_database(self, database: str) -> Endpoint:
         """This endpoint in another database."""
         return replace(self, database=database)
+
+    def _wrong(self, error: pymysql.OperationalError) -> str | None:
+        """A text about an error that stays until something is changed; None for any other. PyMySQL
+        reports both as the same failure to connect."""
+        reason = getattr(error, "original_exception", None)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return (
+                f"{self.host}:{self.port} shows a certificate that {self.ca or 'this system'} does not vouch for:"
+                f" {reason.verify_message}. `ca` in the URL names the file of the authority that signed it"
+            )
+        if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
+            return f"there is no host {self.host!r} ({reason.strerror}): correct it in the URL"
+        if error.args[0] in LOGIN_REFUSED:
+            return (
+                f"{self.host}:{self.port} refuses the login: {error.args[1]} ({error.args[0]}). The URL names user and"
+                f" database, {PASSWORD_VARIABLE} or a file has the password"
+            )
+        return None
 
     def _context(self) -> ssl.SSLContext:
         try:
@@ -316,17 +347,23 @@ def driver_of(spark: SparkSession) -> Driver:
 
 def again(attempt: Callable[[], T], patience: Patience | None = None) -> T:
     """The result of `attempt`, which is repeated with exponential backoff after transient errors.
+    After SILENT_S the log reports it.
 
     Raises the last error.
     """
     patience = patience or Patience()
-    longest_s = FIRST_WAIT_S
+    longest_s, began_s, silent = FIRST_WAIT_S, time.monotonic(), True
     for _ in range(patience.attempts - 1):
         try:
             return attempt()
         except Exception as error:
-            if not is_transient(error):
+            passed_s = time.monotonic() - began_s
+            if not is_transient(error) or (patience.longest_s is not None and passed_s >= patience.longest_s):
                 raise
+            if silent and passed_s >= SILENT_S:
+                most = "a minute or two" if patience.longest_s is None else f"{patience.longest_s:.0f} s"
+                _log.warning("%s. Trying again, for %s at most", server_says(error), most)
+                silent = False
         time.sleep(random.uniform(0, longest_s))
         longest_s = min(2 * longest_s, patience.longest_wait_s)
     return attempt()

@@ -23,6 +23,11 @@ class AbandonedError(PipelineError):
     """The batch was abandoned, so this job must not continue it."""
 
 
+def server_says(error: BaseException) -> str:
+    """An error of PyMySQL in one line: the server's text and number."""
+    return f"the server says: {error.args[-1]} ({error.args[0]})" if error.args else type(error).__name__
+
+
 def cause(error: BaseException) -> str:
     """The innermost cause of an error of Spark, in one line: Java's, or the end of a Python
     traceback."""

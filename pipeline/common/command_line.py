@@ -13,14 +13,14 @@ from typing import Any, Final, TypeVar
 import click
 import pymysql
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from ..endpoint import DEBIANS_JAR, PASSWORD_VARIABLE, URL_SHAPE, find_jar
-from ..errors import JobError, PipelineError, cause
+from ..errors import JobError, PipelineError, cause, server_says
 from .progress import Progress
 
 LINES_S: Final = 5.0
@@ -105,7 +105,9 @@ def ending(program: str) -> Iterator[None]:
     except PipelineError as error:
         _end(program, str(error), WRONG)
     except pymysql.MySQLError as error:
-        _end(program, f"the server says: {error.args[-1]} ({error.args[0]})", FAILED)
+        _end(program, server_says(error), FAILED)
+    except AnalysisException as error:  # before anything was begun
+        _end(program, f"Spark says: {cause(error)}", WRONG)
     except (PySparkException, Py4JError) as error:
         _end(program, f"Spark says: {cause(error)}", FAILED)
 

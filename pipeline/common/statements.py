@@ -119,6 +119,10 @@ class Statements:
         """Read messages, unless they were delivered again since."""
         return f"SELECT {what} FROM {self.table.quoted} WHERE {self._these(epoch, ids)} AND time_acked IS NULL"
 
+    def none(self) -> str:
+        """No message. The server checks the `where`."""
+        return f"SELECT 1 FROM {self.table.quoted} WHERE ({self.where or 'TRUE'}) LIMIT 0"
+
     def count_ready(self) -> str:
         """How many are due now."""
         where = f" AND ({self.where})" if self.where else ""

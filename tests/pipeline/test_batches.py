@@ -11,7 +11,9 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pipeline.common.statements import Statements
 from pipeline.common.table import describe
+from pipeline.datasource import AckstreamDataSource
 from pipeline.endpoint import Endpoint
+from pipeline.errors import PipelineError
 from pipeline.source.claims import NOTHING
 from pipeline.source.consume import Batches
 from pipeline.source.holding import Holder
@@ -140,3 +142,11 @@ def test_what_an_earlier_process_had_of_a_queue_without_leases_is_delivered_agai
     assert process.pieces(offset) == []
     process.finished(offset)
     assert sorted(rows(connection, STREAM)) == [(1, 2), (2, 2), (3, 2)]
+
+
+def test_a_wrong_condition_is_refused_when_the_query_is_planned(endpoint: Endpoint, connection: Any) -> None:
+    run(connection, QUEUE)
+    place = {"url": f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}", "table": "m"}
+    assert AckstreamDataSource({**place, "where": "payload LIKE 'x%'"}).schema()
+    with pytest.raises(PipelineError, match=r"the server says: Unknown column 'region' in '.*' \(1054\)"):
+        AckstreamDataSource({**place, "where": "region = 'eu'"}).schema()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +167,41 @@ def test_what_keeps_the_proxy_from_reading_a_queue_passes_or_does_not(reason: st
 @pytest.mark.parametrize("reason", ["cannot connect to", "has no TLS connection to"])
 def test_a_proxy_whose_server_is_away_may_have_it_back_soon(reason: str) -> None:
     assert is_transient(pymysql.OperationalError(1105, f"ackstream {reason} the backing server at db:3306: refused"))
+
+
+def test_what_stays_wrong_is_not_tried_again(
+    endpoint: Endpoint, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = f"u_{endpoint.database}"
+    run(connection, f"CREATE USER {user}@localhost IDENTIFIED BY 'right'")
+    try:
+        for wrong in (replace(endpoint, user=user, password="wrong"), replace(endpoint, database="nowhere")):
+            with pytest.raises(PipelineError, match=r":\d+ refuses the login: .* \(10\d\d\)\. The URL names"):
+                wrong.run(lambda _: None)
+    finally:
+        run(connection, f"DROP USER {user}@localhost")
+
+    def no_such_name(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", no_such_name)
+    with pytest.raises(PipelineError, match=r"there is no host 'db\.exmaple'"):
+        replace(endpoint, host="db.exmaple").run(lambda _: None)
+
+
+def test_what_is_tried_again_for_long_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once. A first contact ends after its time, however many attempts are left."""
+    monkeypatch.setattr("pipeline.endpoint.SILENT_S", 0)
+
+    def refused() -> None:
+        raise pymysql.OperationalError(2003, "Can't connect to MySQL server on 'h'")
+
+    with pytest.raises(pymysql.OperationalError):
+        again(refused, Patience(attempts=5, longest_wait_s=0.001))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the server says: Can't connect to MySQL server on 'h' (2003). Trying again, for a minute or two at most"
+    ]
+    with pytest.raises(pymysql.OperationalError):
+        again(refused, Patience(attempts=10**9, longest_wait_s=0.001, longest_s=0.01))
