@@ -194,7 +194,7 @@ class Ledger:
                 raise _other(new.name, f"in mode {found.mode}", "mode")
             if self.is_elsewhere(cursor, found):
                 raise PipelineError(
-                    f"{self._table.quoted} was made again, truncated or altered since batch {new.name!r} was written,"
+                    f"{self._table.quoted} was made again or altered since batch {new.name!r} was written,"
                     " and shows nothing of that time. If the batch is gone with the table, run ackstream-enqueue"
                     f" --abandon {new.name!r} and then this again. If it was consumed, nothing is to be done"
                 )
@@ -206,7 +206,7 @@ class Ledger:
 
         The servers do not tell a table that was made again from one that was altered. One that was
         altered has messages of the batch that wait, or messages that were acknowledged between the
-        batch and the change.
+        batch and the change. TRUNCATE is as DELETE: what somebody has removed is not written again.
         """
         made_ns = (self._table.made_s + 1) * 10**9
         if made_ns <= batch.begun or not self._table.made_s or not batch.messages:

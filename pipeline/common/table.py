@@ -138,7 +138,7 @@ class Table:
     unique_keys: tuple[Key, ...]
     checks: tuple[Check, ...] = ()
     made_s: int = 0
-    """When it was made, truncated or altered the last time, in seconds since 1970. 0: unknown."""
+    """When it was made or altered the last time, in seconds since 1970. 0: unknown."""
 
     @property
     def quoted(self) -> str:

@@ -18,7 +18,6 @@ from pipeline.common.progress import Progress
 from pipeline.common.statements import NOW as NOW_NS
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
-from pipeline.enqueue.abandon import abandon
 from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError, PipelineError, ProblemsError
 from tests.support.queues import create_queue, rows, run
@@ -101,43 +100,6 @@ def test_a_column_without_values_goes_anywhere(fill: Enqueue, connection: Any, s
     assert rows(connection, "SELECT n, day, raw, payload FROM m") == [(None, None, None, "x")] * 3
     with pytest.raises(ProblemsError, match="STRING does not go into INT: cast it"):
         fill(frame.withColumn("n", f.lit("5")), batch="other")
-
-
-ANEW = {
-    "dropped and made again": ("DROP TABLE m", QUEUE),
-    "truncated": ("TRUNCATE TABLE m",),
-    "swapped": (QUEUE.replace(" m ", " n "), "RENAME TABLE m TO old, n TO m"),
-}
-
-
-@pytest.mark.parametrize("reset", ANEW)
-def test_a_batch_of_a_queue_that_began_anew_is_not_taken_for_written(
-    fill: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, reset: str
-) -> None:
-    run(connection, QUEUE)
-    fill(orders)
-    for statement in ANEW[reset]:
-        run(connection, statement)
-    with pytest.raises(PipelineError, match="was made again, truncated or altered since batch 'b' was written"):
-        fill(orders)
-    assert "its name is free" in abandon(endpoint, "m", "b")
-    assert fill(orders).added
-    assert payloads(connection) == ORDERS
-
-
-@pytest.mark.parametrize("consumed", [False, True], ids=["waiting", "consumed"])
-def test_a_batch_of_a_queue_that_was_altered_is_still_there(
-    fill: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, consumed: bool
-) -> None:
-    run(connection, QUEUE)
-    fill(orders)
-    if consumed:
-        run(connection, "ACK m WHERE TRUE")
-    run(connection, "ALTER QUEUE m ACK_WAIT = 77")
-    assert not fill(orders).added
-    with pytest.raises(PipelineError, match="is done"):
-        abandon(endpoint, "m", "b")
-    assert payloads(connection) == ORDERS
 
 
 def test_a_batch_of_other_data_needs_another_name(fill: Enqueue, connection: Any, orders: DataFrame) -> None:
