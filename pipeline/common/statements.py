@@ -130,10 +130,19 @@ class Statements:
 
     def sample_ready(self, most: int) -> str:
         """How many of the first `most` unacknowledged messages there are, and how many of these are
-        due, whatever the `where`. It reads the index alone, in its order: within a priority those
-        that are due come first."""
-        first = f"SELECT time_next FROM {self.table.quoted} WHERE time_acked IS NULL LIMIT {most}"
-        return f"SELECT COUNT(*), COUNT(IF(time_next <= {NOW}, 1, NULL)) FROM ({first}) AS first"
+        due and meet the `where`. Without a `where` it reads the index alone, in its order: within a
+        priority those that are due come first."""
+        wanted = f"time_next <= {NOW}" + (f" AND ({self.where})" if self.where else "")
+        first = f"SELECT {wanted} AS wanted FROM {self.table.quoted} WHERE time_acked IS NULL LIMIT {most}"
+        return f"SELECT COUNT(*), COUNT(IF(wanted, 1, NULL)) FROM ({first}) AS first"
+
+    def comment(self) -> str:
+        """The comment of the table, with the queue's directives as they are now."""
+        database, name = (f"'{escape_string(part)}'" for part in (self.table.database, self.table.name))
+        return (
+            "SELECT table_comment FROM information_schema.tables"
+            f" WHERE table_schema = {database} AND table_name = {name}"
+        )
 
     def read_condition(self, messages: Messages, now_ns: int) -> str:
         """The condition of a batch read."""

@@ -106,9 +106,11 @@ def said(outcome: Outcome) -> str:
         return f"batch {outcome.batch}: {messages} in {outcome.queue}, ended by another run of it{refused}"
     if not outcome.added:
         return f"batch {outcome.batch} is in {outcome.queue} already ({messages}): nothing added{refused}"
-    rate = outcome.messages / max(outcome.seconds, 0.001)
+    some = f", {outcome.written:,} of them by this run" if outcome.written < outcome.messages else ""
+    rate = outcome.written / max(outcome.seconds, 0.001)
     return (
-        f"batch {outcome.batch}: {messages} in {outcome.queue}, {outcome.seconds:.1f} s, {rate:,.0f} a second{refused}"
+        f"batch {outcome.batch}: {messages} in {outcome.queue}{some}, {outcome.seconds:.1f} s, {rate:,.0f} a second"
+        f"{refused}"
     )
 
 

@@ -62,6 +62,8 @@ class Outcome:
     """Another run of the batch ended it at the same time."""
     rejected: int = 0
     """Messages that the server refused and that were set aside."""
+    written: int = 0
+    """Messages of slices that this run had to write. The others were written by earlier runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,10 @@ def enqueue(
     work = _Work(batch, mode, spread_s, settings or Settings(), report, sets_aside=rejects is not None)
     load = work.load(frame, endpoint, table, mapping)
     there = load.batch.finished is not None
-    added = False
+    added, written = False, 0
     if not there:
         try:
-            added = _carry_out(work.way(load), load, report)
+            added, written = _carry_out(work.way(load), load, report)
         except AbandonedError:
             load.endpoint.run(lambda connection: drop(connection, load.table, load.batch))
             raise
@@ -120,6 +122,7 @@ def enqueue(
         time.monotonic() - began,
         beside=not (there or added),
         rejected=len(refused),
+        written=written,
     )
 
 
@@ -252,10 +255,11 @@ def _cut(
     return cut, facts
 
 
-def _carry_out(way: Direct, load: Load, report: Callable[[Progress], None]) -> bool:
-    """Write missing slices until none is missing. Returns whether this run ended the batch. Raises
-    JobError."""
+def _carry_out(way: Direct, load: Load, report: Callable[[Progress], None]) -> tuple[bool, int]:
+    """Write missing slices until none is missing. Returns whether this run ended the batch, and how
+    many messages were missing. Raises JobError."""
     way.prepare()
+    wanted = rows_of(load, way.look())
     failure: BaseException | None = None
     rounds = load.settings.rounds
     while (missing := way.look()) and rounds:
@@ -268,7 +272,7 @@ def _carry_out(way: Direct, load: Load, report: Callable[[Progress], None]) -> b
             f"{left:,} of {load.batch.messages:,} messages could not be written:"
             f" {cause(failure) if failure else 'the tasks ended and the rows are not there'}{hint}"
         ) from failure
-    return way.finish(report)
+    return way.finish(report), wanted
 
 
 def _write(

@@ -172,6 +172,8 @@ def _travelling(column: Column, found: t.DataType) -> Travelling | str:
         hint = "without a zone it is no instant: cast it to TIMESTAMP, or give nanoseconds since 1970"
     elif isinstance(found, t.TimestampNTZType):
         hint = "without a zone it is no instant: cast it to TIMESTAMP"
+    elif isinstance(found, t.BooleanType) and column.data_type in _TEXT:
+        hint = "cast it to STRING (true, false) or to INT (1, 0)"
     elif isinstance(found, t.StringType) and column.spark_type == t.BinaryType():
         hint = "encode(…, 'UTF-8'), unhex() or unbase64() make bytes of it"
     return f"{found.simpleString().upper()} does not go into {column.column_type.upper()}: {hint}"

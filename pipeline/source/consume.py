@@ -97,6 +97,7 @@ class Batches:
         self._own = NOTHING
         """Its messages that this process has claimed or taken again."""
         self._acknowledged: Offset | None = None
+        self._paused = False
         self._left: int | None = None
         """With `availableNow`: how many messages the query may still take."""
 
@@ -148,10 +149,14 @@ class Batches:
             self._latest = batch
         return self._own.split(min(self._options.partitions, max(1, -(-len(self._own) // PIECE_MIN))))
 
-    def sample_ready(self) -> tuple[int, bool]:
-        """How many messages are due among the first READY_SAMPLED, and whether there are more than
-        these."""
-        return self._holder.sample_ready(READY_SAMPLED)
+    def sample_ready(self) -> tuple[int, bool, bool]:
+        """How many messages are due among the first READY_SAMPLED, whether there are more than these,
+        and whether the queue is paused, which the log also shows."""
+        paused = self._holder.is_paused()
+        if paused and not self._paused:
+            _log.warning("the queue is paused, so the query gets nothing from it: RESUME QUEUE goes on")
+        self._paused = paused
+        return *self._holder.sample_ready(READY_SAMPLED), paused
 
     def close(self) -> None:
         """Release what is held."""
@@ -190,10 +195,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._driver.next(start, limit)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """For the query's progress: the queue, and how many of its messages are due; at least so
-        many, if `more`."""
-        ready, more = self._driver.sample_ready()
-        return {"queue": self._name, "ready": ready, "more": more}
+        """For the query's progress: the queue, how many of its messages are due for this query (at
+        least so many, if `more`), and whether it is paused."""
+        ready, more, paused = self._driver.sample_ready()
+        return {"queue": self._name, "ready": ready, "more": more, "paused": paused}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The tasks of a batch."""

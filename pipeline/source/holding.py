@@ -28,6 +28,7 @@ from typing import TypeVar
 import pymysql
 
 from ..common.connection import LazyConnection
+from ..common.directives import Directives
 from ..common.statements import IDS_MAX, NOW, Id, Row, Statements, do, fetch, fetching
 from ..endpoint import Endpoint, Patience
 from .claims import NOTHING, Claims, is_of_claim
@@ -109,10 +110,15 @@ class Holder:
         return int(count)
 
     def sample_ready(self, most: int) -> tuple[int, bool]:
-        """How many of the first `most` unacknowledged messages are due, and whether there are
-        more."""
+        """How many of the first `most` unacknowledged messages are due and wanted, and whether there
+        are more."""
         ((count, ready),) = self._control.run(partial(fetch, self._statements.sample_ready(most)))
         return int(ready), int(count) == most
+
+    def is_paused(self) -> bool:
+        """Whether the queue delivers nothing."""
+        found = self._control.run(partial(fetch, self._statements.comment()))
+        return any(Directives(_text(comment)).get("paused") == "1" for (comment,) in found)
 
     def close(self) -> None:
         """Release everything."""
@@ -160,6 +166,11 @@ class Holder:
                     return self._kept
                 self._changed.wait(left_s if self._kept else None)
             return None
+
+
+def _text(value: str | bytes) -> str:
+    """MySQL's information_schema has some of its texts as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _at_once(calls: Sequence[Callable[[], T]]) -> list[T]:

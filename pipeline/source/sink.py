@@ -30,8 +30,8 @@ import pyarrow as pa
 import pymysql
 from pymysql.constants import ER
 from pyspark import TaskContext
+from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import ArrayType, MapType, StructType
 
 from ..common.connection import LazyConnection, ignored
 from ..common.ledger import FINGERPRINT_CHARACTERS, QUERY, WRITE, Batch, Ledger, query, staging_name
@@ -52,6 +52,12 @@ BATCH_ID: Final = "streaming.sql.batchId"
 """The local properties that Spark sets in each task of a streaming query."""
 
 _FINGERPRINT: Final = "w2:"
+
+_SUNK: Final = (
+    *(t.NumericType, t.BooleanType, t.StringType, t.BinaryType, t.NullType),
+    *(t.DateType, t.TimestampType, t.TimestampNTZType),
+)
+"""Types whose values can be written in SQL."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Sink:
     """Whether the batch is deleted from the ledger when it is published."""
 
     @classmethod
-    def of(cls, where: Common, table: Table, schema: StructType) -> Sink:
+    def of(cls, where: Common, table: Table, schema: t.StructType) -> Sink:
         """A sink for rows of this schema. Raises ProblemsError with everything that does not
         fit."""
         problems = list(_problems(table, schema))
@@ -255,7 +261,7 @@ def _fingerprint(columns: Sequence[str], rows: int, written: Sequence[Written]) 
     return (_FINGERPRINT + whole.hexdigest())[:FINGERPRINT_CHARACTERS]
 
 
-def _problems(table: Table, schema: StructType) -> Iterator[str]:
+def _problems(table: Table, schema: t.StructType) -> Iterator[str]:
     if not table.is_queue:
         yield "it is no message table (CREATE QUEUE makes one)"
         return
@@ -268,8 +274,10 @@ def _problems(table: Table, schema: StructType) -> Iterator[str]:
             yield f"there is no column {field.name}; there are {', '.join(column.name for column in table.columns)}"
         elif table.by_name[name].generated:
             yield f"the server computes {field.name}: drop it"
-        elif isinstance(field.dataType, (ArrayType, MapType, StructType)):
+        elif isinstance(field.dataType, (t.ArrayType, t.MapType, t.StructType, t.VariantType)):
             yield f"{field.name} is {field.dataType.simpleString()}: make it text by to_json"
+        elif not isinstance(field.dataType, _SUNK):
+            yield f"{field.name} is {field.dataType.simpleString()}, which the server does not have: cast it to STRING"
     for column in table.columns:
         if column.required and column.name.casefold() not in given:
             yield f"{column.name} has no default, and there is no such column"

@@ -3,8 +3,9 @@ claims in the checkpoint, and takes no message that only has the same id and epo
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -15,7 +16,7 @@ from pipeline.datasource import AckstreamDataSource
 from pipeline.endpoint import Endpoint
 from pipeline.errors import PipelineError
 from pipeline.source.claims import NOTHING
-from pipeline.source.consume import Batches
+from pipeline.source.consume import Batches, StreamReader
 from pipeline.source.holding import Holder
 from pipeline.source.options import SourceOptions
 from tests.support.queues import create_queue, rows, run
@@ -150,3 +151,37 @@ def test_a_wrong_condition_is_refused_when_the_query_is_planned(endpoint: Endpoi
     assert AckstreamDataSource({**place, "where": "payload LIKE 'x%'"}).schema()
     with pytest.raises(PipelineError, match=r"the server says: Unknown column 'region' in '.*' \(1054\)"):
         AckstreamDataSource({**place, "where": "region = 'eu'"}).schema()
+
+
+def test_the_progress_counts_what_the_query_wants_and_shows_a_pause(
+    endpoint: Endpoint, connection: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(connection, QUEUE)
+    run(connection, INSERT)
+    place = {"url": f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}", "table": "m"}
+    source = AckstreamDataSource({**place, "where": "id > 1"})
+    reader = cast("StreamReader", source.streamReader(source.schema()))
+    told = {"queue": f"{endpoint.database}.m", "ready": 2, "more": False}
+    assert reader.reportLatestOffset() == {**told, "paused": False}
+    run(connection, "PAUSE QUEUE m")
+    assert [reader.reportLatestOffset() for _ in range(2)] == [{**told, "paused": True}] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the queue is paused, so the query gets nothing from it: RESUME QUEUE goes on"
+    ]
+    reader.stop()
+
+
+def test_tasks_read_the_messages_of_a_batch(query: Query, endpoint: Endpoint, connection: Any) -> None:
+    """On executors, which get a copy of the reader; in the first process and in the next one."""
+    run(connection, QUEUE)
+    run(connection, INSERT)
+    place = {"url": f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}", "table": "m"}
+    source = AckstreamDataSource(place)
+    offset = claimed(query())
+    for _ in range(2):
+        reader = cast("StreamReader", source.streamReader(source.schema()))
+        copy = pickle.loads(pickle.dumps(reader))
+        parts = pickle.loads(pickle.dumps(reader.partitions(NOTHING.offset(), offset)))
+        received = [row for part in parts for batch in copy.read(part) for row in batch.to_pylist()]
+        assert received == [{"id": number, "payload": "x", "epoch": 1} for number in (1, 2, 3)]
+        reader.stop()

@@ -80,8 +80,8 @@ def test_progress_has_the_queues_name_and_how_many_are_ready(
     query.awaitTermination(60)
     reported = [source.latestOffset for progress in query.recentProgress for source in progress.sources]
     name = f'"queue": "{endpoint.database}.m"'
-    assert f'{{{name}, "ready": 2, "more": false}}' in reported
-    assert f'{{{name}, "ready": 0, "more": false}}' in reported
+    assert f'{{{name}, "ready": 2, "more": false, "paused": false}}' in reported
+    assert f'{{{name}, "ready": 0, "more": false, "paused": false}}' in reported
 
 
 @pytest.mark.either_server
