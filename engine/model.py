@@ -289,6 +289,16 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
+class Changed:
+    """What became of many rows: how many were changed, and those that the server has refused to change, each with
+    its error. `more`: there may be others to change."""
+
+    rows: int
+    refused: Mapping[Key, str] = field(default_factory=dict)
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MoveResult:
     """What became of dead messages: those that were moved, and what kept the others where they
     are, in words."""

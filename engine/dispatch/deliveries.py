@@ -48,8 +48,11 @@ class Deliveries:
             again = () if attempt.unscanned else missed
             parts.scans.claim_answered(group, lockable, again, now, tried, started_ns)
         if not attempt.unscanned:
-            for key in attempt.left_out:
-                parts.scans.left_out(*attempt.picked[key], now)
+            for group, entry in map(attempt.picked.__getitem__, attempt.left_out):
+                if (retry_ns := parts.refusals.retry_ns(entry.key, now)) is not None:
+                    parts.scans.retry_later([entry], now, group, at_ns=retry_ns)
+                else:
+                    parts.scans.left_out(group, entry, now)
         self.end_leases(parts.leases.among(claim.key for claim in claims))
         for claim in self._in_order(attempt, claims):
             lease = Lease.of(claim, next(parts.numbers))

@@ -40,6 +40,7 @@ from engine.dispatch.deliveries import Deliveries
 from engine.dispatch.effects import Cause, Effect, End
 from engine.dispatch.filter_groups import TooManyFilterGroups
 from engine.dispatch.instant import Instant
+from engine.dispatch.leases import LeaseEvent
 from engine.dispatch.limits import Limits
 from engine.dispatch.locked_leases import LockedLeases
 from engine.dispatch.measures import Measures
@@ -63,6 +64,7 @@ from engine.model import (
     TableId,
 )
 from engine.queue_table import Policy
+from engine.refused import Refusal
 
 Effects = list[Effect]
 
@@ -258,6 +260,7 @@ class Dispatcher:
         self.parts.measures.settled(ended, now)
         self._deliveries.end_leases(ended, settled=True)
         self.parts.dead_letters.forget(keys)
+        self.parts.refusals.forget(keys, now)
         return self._advance(now)
 
     def suspected(self, now: Instant, keys: Iterable[Key] | None, *, extended: bool = False) -> Effects:
@@ -452,7 +455,40 @@ class Dispatcher:
         """A claim of these messages was committed. `rows`: their rows, if they were read behind it.
         `left`: what the limits of the queue leave, if the database keeps them. `waiting`: follow-ups that
         it has set aside."""
-        left_out = left.left_out if left else ()
+        self.parts.refusals.claimed(len(self.parts.claims.get(claim_id).picked), [claim.key for claim in claims], now)
+        return self._claim_answered(now, claim_id, claims, rows, left, waiting)
+
+    def claim_failed(self, now: Instant, claim_id: int, refusal: Refusal | None = None) -> Effects:
+        """A claim failed, or its answer was lost. If it was committed, its rows come due again when
+        their waits end. `refusal`: one of its messages may be the reason, so they are tried in smaller
+        parts; one that was alone is passed over."""
+        attempt, known = self.parts.claims.get(claim_id), False
+        if refusal is not None:
+            size = self.parts.refusals.claim_size
+            known = self.parts.refusals.refused(size, attempt.picked, refusal, now)
+        if refusal is None or refusal.lasted:
+            for _, entry in attempt.picked.values():
+                self.parts.scans.rescan_place(entry)
+            self.parts.scans.request_scans(anywhere=attempt.unscanned)
+        if not known:
+            self.parts.failure_pause.lengthen(now.mono_ns)
+        return self._claim_answered(now, claim_id, (), refused=known)
+
+    def _claim_answered(
+        self,
+        now: Instant,
+        claim_id: int,
+        claims: Sequence[Claimed],
+        rows: FetchResult | None = None,
+        left: LimitsLeft | None = None,
+        waiting: Sequence[Key] = (),
+        *,
+        refused: bool = False,
+    ) -> Effects:
+        """`refused`: nothing was claimed, and the messages that are not passed over are ready again."""
+        left_out: Collection[Key] = left.left_out if left else ()
+        if refused:
+            left_out = self.parts.claims.get(claim_id).picked.keys()
         attempt = self.parts.claims.record_answer(claim_id, claims, rows, left_out, waiting)
         self.parts.follow_ups.set_aside(waiting, self.parts.groups.main.scans.buffer.upcoming)
         self.parts.capacity.claim_counted(now, left, len(claims))
@@ -469,26 +505,26 @@ class Dispatcher:
                 self.parts.scans.found_first(head, now)
         return effects + self._advance(now)
 
-    def claim_failed(self, now: Instant, claim_id: int) -> Effects:
-        """A claim failed, or its answer was lost. If it was committed, its rows come due again when
-        their waits end."""
-        attempt = self.parts.claims.get(claim_id)
-        for _, entry in attempt.picked.values():
-            self.parts.scans.rescan_place(entry)
-        self.parts.scans.request_scans(anywhere=attempt.unscanned)
-        self.parts.failure_pause.lengthen(now.mono_ns)
-        return self.claim_done(now, claim_id, ())
-
     def fetch_done(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
         """Rows were read. Those whose leases still stand are sent; a message that is in no part of
         the result is over."""
+        self.parts.refusals.fetch_size.tried(len(self.parts.fetches.leases(fetch_id)))
         return self._deliveries.send_rows(now, fetch_id, result) + self._advance(now)
 
-    def fetch_failed(self, now: Instant, fetch_id: int, text: str = "", *, lasting: bool = False) -> Effects:
-        """Rows could not be read: their claims are given back. `lasting`: their streams end."""
+    def fetch_failed(
+        self, now: Instant, fetch_id: int, text: str = "", *, lasting: bool = False, refusal: Refusal | None = None
+    ) -> Effects:
+        """Rows could not be read: their claims are given back. `lasting`: their streams end. `refusal`: one of
+        the rows may be the reason, so they are read in smaller parts; one that was alone is passed over."""
+        keys = [lease.key for lease in self.parts.fetches.leases(fetch_id)]
         remaining = self.parts.fetches.finish_fetch(fetch_id)
+        if refusal is None or not self.parts.refusals.refused(self.parts.refusals.fetch_size, keys, refusal, now):
+            self.parts.failure_pause.lengthen(now.mono_ns)
+        elif len(keys) > 1:
+            for lease, _ in remaining:
+                lease.apply(LeaseEvent.UNREAD)
+            return self._advance(now)
         self._deliveries.give_back([lease for lease, _ in remaining])
-        self.parts.failure_pause.lengthen(now.mono_ns)
         over = {subscriber.spec.id: subscriber for _, subscriber in remaining if lasting}
         effects: Effects = [
             self._deliveries.end_stream(subscriber, Cause.UNUSABLE, text) for subscriber in over.values()
@@ -574,14 +610,15 @@ class Dispatcher:
         self.parts.scans.request_scans(anywhere=True)
         return self._advance(now)
 
-    def purge_done(self, now: Instant, deleted: int) -> Effects:
-        """So many old acknowledged rows were deleted."""
-        self.parts.purges.purge_answered(now, deleted)
+    def purge_done(self, now: Instant, deleted: int, *, more: bool) -> Effects:
+        """So many old acknowledged rows were deleted. `more`: there may be others."""
+        self.parts.purges.purge_answered(now, deleted, more=more)
+        self.parts.refusals.forget_old(now)
         return self._advance(now)
 
     def purge_failed(self, now: Instant) -> Effects:
         """A purge failed. It is not urgent: the next one comes after the usual pause."""
-        return self.purge_done(now, 0)
+        return self.purge_done(now, 0, more=False)
 
     def move_done(self, now: Instant, moved: Iterable[Key]) -> Effects:
         """These dead messages were moved. The others are locked, changed, or cannot be moved."""

@@ -10,13 +10,16 @@ from engine.dispatch.filter_groups import FilterGroups
 from engine.dispatch.leases import FETCHING_STATES, SUSPECT_STATES, Lease, LeaseEvent, LeaseState
 from engine.dispatch.subscribers import Subscriber
 from engine.model import Key, RowFormat
+from engine.refused import PartSize
 
 
 class FetchesUnderWay:
     """The fetches that were started and have not come back."""
 
-    def __init__(self, groups: FilterGroups, rows_max: int, numbers: Iterator[int]) -> None:
+    def __init__(self, groups: FilterGroups, rows_max: int, numbers: Iterator[int], size: PartSize) -> None:
+        """`size`: of fetches while some were refused."""
         self._groups = groups
+        self._size = size
         self._rows_max = rows_max
         self._numbers = numbers
         self._by_id: dict[int, list[Lease]] = {}
@@ -28,10 +31,11 @@ class FetchesUnderWay:
         """Fetch the rows of unsent leases: one fetch for all subscribers of one row format, at most
         `rows_max` rows each."""
         batches: dict[RowFormat, list[Lease]] = {}
+        rows_max = self._rows_max if self._size.most is None else min(self._rows_max, self._size.most)
         for group in self._groups:
             for subscriber in () if group.locks else group.subscribers.to_fetch():
                 batch = batches.setdefault(subscriber.spec.row_format, [])
-                room = max(0, self._rows_max - len(batch))
+                room = max(0, rows_max - len(batch))
                 claimed = (
                     lease
                     for lease in subscriber.unsent.values()

@@ -33,6 +33,7 @@ class FilterGroup:
     selection: Selection
     subscribers: Subscribers
     scans: ScanState
+    limits: Limits
     locks: bool = False
     """Whether its streams lock messages (FOR UPDATE) instead of claiming them."""
     reserved: int = 0
@@ -49,10 +50,11 @@ class FilterGroup:
         return self.subscribers.awaits_scan(self.scans.whole_completed, self.scans.whole_started)
 
     def finished_streams(self, now: Instant, *, closed: bool, unsure: bool) -> list[Subscriber]:
-        """The streams that have reached their LIMIT, and the bounded ones for which nothing is left
-        now. `closed`: the table hands out no messages at present, whatever is in the buffer.
-        `unsure`: that may change in a moment. The streams stay in the group until they are removed."""
+        """The streams that have reached their LIMIT, the bounded ones for which nothing is left
+        now, and those that wait for too long. `closed`: the table hands out no messages at present, whatever is
+        in the buffer. `unsure`: that may change in a moment. The streams stay in the group until they are removed."""
         self.subscribers.end_first_waits(now.mono_ns)
+        overdue = self.subscribers.overdue_streams(now.mono_ns, self.limits.bounded_stall_ns)
         if self.reserved or unsure:
             nothing_to_give, completed = False, 0
         elif closed:
@@ -61,7 +63,8 @@ class FilterGroup:
             finds_groups = self.scans.by_group.running and self.scans.buffer.more
             nothing_to_give = self.scans.is_exhausted and not finds_groups
             completed = self.scans.whole_completed
-        return self.subscribers.finished_streams(nothing_to_give=nothing_to_give, completed=completed)
+        finished = self.subscribers.finished_streams(nothing_to_give=nothing_to_give, completed=completed)
+        return list(dict.fromkeys([*finished, *overdue])) if overdue else finished
 
 
 class TooManyFilterGroups(Exception):
@@ -108,6 +111,9 @@ class FilterGroups:
             first_wait_until_ns=None if spec.first_wait_ns is None else now.mono_ns + spec.first_wait_ns,
             remaining=spec.limit,
         )
+        if spec.first_wait_ns is not None:
+            least_ns = max(spec.first_wait_ns + self._limits.bounded_grace_ns, self._limits.bounded_stall_ns)
+            subscriber.ends_ns = now.mono_ns + least_ns
         self._subscribers[spec.id] = subscriber
         self._streams_of.setdefault(spec.holder, set()).add(spec.id)
         group.subscribers.add_stream(subscriber)
@@ -168,7 +174,7 @@ class FilterGroups:
             if len(self._by_selection) > self._most:
                 self._forget_one()
             scans = self._scans_with(ReadAhead(order_of(self.turns)), by_position=selection.condition is not None)
-            group = FilterGroup(selection, Subscribers(self._batch_of(locks=locks)), scans, locks)
+            group = FilterGroup(selection, Subscribers(self._batch_of(locks=locks)), scans, self._limits, locks)
         self._by_selection[selection, locks] = group
         return group
 

@@ -37,6 +37,13 @@ class Limits:
     """Messages offered to one stream FOR UPDATE at once, where its table's batches are smaller. Its client's
     session reads the rows, so the proxy holds none of them, and larger statements are cheaper (measured: a
     tenth)."""
+    bounded_grace_ns: int = NS_PER_S
+    """A bounded stream ends at the latest so long after the time that it waits for its first message, whatever is
+    under way for it: a claim on a server that stands still returns after half a minute. Then the claim is given
+    back."""
+    bounded_stall_ns: int = 5 * NS_PER_S
+    """The same behind its begin, and behind its last message: a stream that does not wait gets messages from a
+    server that takes so long for a scan and a claim."""
     locks_turn_max: int = 1_000
     """Messages offered to all of them in one decision, the others in the next one: more hold the event loop for
     several ms."""
@@ -157,6 +164,20 @@ class Limits:
     failure_pause_max_ns: int = 5_000 * MS
     """Pause after a failure of the database, doubling: short enough for a restart, and no storm of
     statements on a failing server."""
+    refused_max: int = 500
+    """Messages that are passed over because the server refuses them. Each is remembered, makes each scan read
+    one more key, and costs a claim a minute."""
+    refused_in_a_row_max: int = 64
+    """Messages refused one after the other before each claim waits for `failure_pause_min_ns`: then the reason is
+    probably none of them, and each costs a statement. A longer pause would leave no claims for the messages behind
+    `refused_max` others, which are tried again every minute."""
+    refused_pause_min_ns: int = NS_PER_S
+    refused_pause_max_ns: int = 60 * NS_PER_S
+    """Pause before a message that was refused alone is claimed again, doubling: somebody has to repair the row,
+    its table or a trigger."""
+    refused_kept_ns: int = 180 * NS_PER_S
+    """A message that was refused, and has not been tried for so long after its pause, is forgotten: nothing
+    reports that a row was deleted elsewhere."""
     purge_rows: int = 500
     """Rows deleted by one purge: a few ms of locks."""
     purge_pause_min_ns: int = NS_PER_S

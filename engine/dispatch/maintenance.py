@@ -248,12 +248,11 @@ class Purges:
         self.under_way = True
         return [Purge(self._policy.purge_after_ns, self._limits.purge_rows)]
 
-    def purge_answered(self, now: Instant, count: int) -> None:
-        """The purge under way deleted so many rows. After a full batch the next one starts at
-        once."""
+    def purge_answered(self, now: Instant, count: int, *, more: bool) -> None:
+        """The purge under way deleted so many rows. If there are more, and it has deleted any, the next one
+        starts at once."""
         self.under_way = False
-        at_ns = now.mono_ns
-        self._purge_ns = at_ns if count >= self._limits.purge_rows else at_ns + self._pause_ns()
+        self._purge_ns = now.mono_ns if more and count else now.mono_ns + self._pause_ns()
 
     def set_policy(self, policy: Policy, now: Instant) -> None:
         """The table's comment has changed."""

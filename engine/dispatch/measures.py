@@ -1,6 +1,6 @@
-"""What one queue's deliveries through this proxy amount to: counts, and histograms of durations.
+"""What one queue's deliveries through this proxy amount to: counts, histograms of durations, and what is wrong.
 
-They are kept for the metrics alone, and no decision depends on them. A new dispatcher of the same
+They are kept for people alone, and no decision depends on them. A new dispatcher of the same
 table goes on with them, so that no count goes back.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease
+from engine.dispatch.problems import Problems
 from engine.model import NS_PER_S
 
 BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
@@ -66,6 +67,7 @@ class Measures:
     """From the time at which a message was due to its delivery."""
     work: Durations = field(default_factory=Durations)
     """From a delivery to its acknowledgement."""
+    problems: Problems = field(default_factory=Problems)
     on_sent: Callable[[Sequence[Lease], Instant], None] | None = None
     """Called with the leases whose rows were passed on; None: nobody wants to know."""
 

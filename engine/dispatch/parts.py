@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from engine.dispatch.abandoned import Abandoned
@@ -26,6 +27,8 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.locks import LocksUnderWay
 from engine.dispatch.maintenance import DeadLetters, Purges, Releases
 from engine.dispatch.measures import Measures
+from engine.dispatch.problems import Kind
+from engine.dispatch.refusals import Refusals
 from engine.dispatch.runs import Runs
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.turns import Turns
@@ -62,6 +65,7 @@ class Parts:
     abandoned: Abandoned
     follow_ups: FollowUps
     failure_pause: ExponentialBackoff
+    refusals: Refusals
     measures: Measures
     locks_more: bool = False
     """Whether the last decision has offered as many messages to streams that lock as one may, and more are
@@ -82,6 +86,8 @@ class Parts:
         in_flight.set_turn_values(policy.turn_values)
         turns = Turns(in_flight, places, policy.turn_values) if policy.grouping else None
         groups = FilterGroups(limits, policy.batch_size, turns)
+        measures = measures or Measures()
+        refusals = Refusals(limits, partial(measures.problems.note, Kind.CLAIM))
         return cls(
             policy=policy,
             limits=limits,
@@ -96,7 +102,7 @@ class Parts:
             claims=claims,
             capacity=Capacity(policy, limits, leases, claims, now),
             scans=ScanScheduler(groups, policy, limits, numbers),
-            fetches=FetchesUnderWay(groups, limits.fetch_max, numbers),
+            fetches=FetchesUnderWay(groups, limits.fetch_max, numbers, refusals.fetch_size),
             locks=LocksUnderWay(groups, numbers),
             verification=LeaseVerification(leases, limits),
             releases=Releases(limits),
@@ -105,7 +111,8 @@ class Parts:
             abandoned=Abandoned(policy, limits, now),
             follow_ups=FollowUps(policy, limits),
             failure_pause=ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns),
-            measures=measures or Measures(),
+            refusals=refusals,
+            measures=measures,
         )
 
     def set_policy(self, policy: Policy, now: Instant) -> None:

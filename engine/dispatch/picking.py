@@ -37,8 +37,10 @@ class Picking:
             for group in parts.groups
         ]
         wanted = sum(messages for _, messages in demand)
-        most = (parts.capacity.lock_size if locks else parts.capacity.claim_size)(wanted, now)
+        most = parts.capacity.lock_size(wanted, now) if locks else self._claim_size(wanted, now)
         taken = self._take(demand, most) if most else []
+        if parts.refusals and not locks:
+            taken = self._without_refused(taken, demand, now)
         picked = {entry.key: (group, entry) for group, entry in taken}
         if locks:
             parts.locks_more = parts.limits.locks_turn_max == len(taken) < wanted
@@ -50,6 +52,43 @@ class Picking:
                     group.scans.buffer.forget_misses((entry.key,))  # No claim of it will be answered.
         parts.capacity.use(len(picked))
         return picked
+
+    def _claim_size(self, wanted: int, now: Instant) -> int:
+        """How many messages the next claim takes: what the bounds allow, or fewer while claims are refused."""
+        parts = self._parts
+        refusals = parts.refusals
+        if now.mono_ns < refusals.pause_until_ns or (refusals.one_at_a_time and len(parts.claims)):
+            return 0
+        most = parts.capacity.claim_size(wanted, now)
+        return most if refusals.claim_size.most is None else min(most, refusals.claim_size.most)
+
+    def _without_refused(self, taken: list[Taken], demand: Demand, now: Instant) -> list[Taken]:
+        """Those of the taken messages that one claim may have: a message that was refused before comes alone, and
+        not at all before its pause is over. The others are ready again."""
+        parts = self._parts
+        while taken:
+            kept: list[Taken] = []
+            for at, (group, entry) in enumerate(taken):
+                if (retry_ns := parts.refusals.retry_ns(entry.key, now)) is not None:
+                    parts.in_flight.note_unused(entry.group)
+                    parts.scans.retry_later([entry], now, group, at_ns=retry_ns)
+                elif entry.key not in parts.refusals:
+                    kept.append((group, entry))
+                elif kept:
+                    self._put_back(taken[at:], now)
+                    break
+                else:
+                    self._put_back(taken[at + 1 :], now)
+                    return [(group, entry)]
+            if kept:
+                return kept
+            taken = self._take(demand, len(taken))
+        return taken
+
+    def _put_back(self, taken: Sequence[Taken], now: Instant) -> None:
+        for group, entry in taken:
+            self._parts.in_flight.note_unused(entry.group)
+            self._parts.scans.left_out(group, entry, now)
 
     def pick_inserted(self, now: Instant, keys: Sequence[Key]) -> Picked | None:
         """Take messages that a transaction has inserted, for the streams without a condition that claim,

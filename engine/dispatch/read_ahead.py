@@ -108,7 +108,7 @@ class ReadAhead:
         """When an entry becomes ready, or the horizon is reached (monotonic); None: never."""
         due_ns = self._scheduled.next_ns
         times = [] if due_ns is None else [now.until(due_ns)]
-        times += [self._next_retry_ns] if self._retries else []
+        times += [self._next_retry_ns] if self._retries and self._may_retry else []
         if self.horizon_ns is not None:
             times.append(now.until(self.horizon_ns))
         return min(times, default=None)
@@ -302,16 +302,19 @@ class ReadAhead:
                 self._missed.pop(key, None)
                 self._retrying.discard(key)
 
-    def add_missed(self, entries: Iterable[Entry], now: Instant, *, keep: bool = False) -> int:
+    def add_missed(
+        self, entries: Iterable[Entry], now: Instant, *, keep: bool = False, at_ns: int | None = None
+    ) -> int:
         """Note that a claim missed these entries. Returns when to scan for them (monotonic).
-        `keep`: they stay in the buffer and are tried again without a scan."""
-        retry_ns = now.mono_ns + RETRY_MAX_NS
+        `keep`: they stay in the buffer and are tried again without a scan. `at_ns`: when (monotonic); None:
+        after a pause that doubles each time."""
+        retry_ns = now.mono_ns + RETRY_MAX_NS if at_ns is None else at_ns
         for entry in entries:
             before = self._missed.get(entry.key)
             pause_ns = min(2 * before.pause_ns, RETRY_MAX_NS) if before else RETRY_MIN_NS
-            self._missed[entry.key] = _Missed(now.mono_ns + pause_ns, pause_ns)
+            self._missed[entry.key] = _Missed(at_ns or now.mono_ns + pause_ns, pause_ns)
             self._retrying.discard(entry.key)
-            retry_ns = min(retry_ns, now.mono_ns + pause_ns)
+            retry_ns = min(retry_ns, self._missed[entry.key].retry_ns)
             if keep:
                 self._add(entry, now)
         if len(self._missed) > self._missed_most:
@@ -347,6 +350,11 @@ class ReadAhead:
         retry_ns = self._retries.next_ns
         assert retry_ns is not None
         return retry_ns if self._has_retries_alone else max(retry_ns, self._retries_from_ns)
+
+    @property
+    def _may_retry(self) -> bool:
+        """Whether an entry that was missed may become ready before the next claim is answered."""
+        return self._has_retries_alone or self._retries_left > len(self._retrying)
 
     @property
     def _has_retries_alone(self) -> bool:

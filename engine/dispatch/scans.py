@@ -211,9 +211,12 @@ class ScanScheduler:
                 scans.lower(entry)
                 scans.dirty = True
 
-    def retry_later(self, entries: Sequence[Entry], now: Instant, of: FilterGroup | None = None) -> None:
+    def retry_later(
+        self, entries: Sequence[Entry], now: Instant, of: FilterGroup | None = None, *, at_ns: int | None = None
+    ) -> None:
         """Messages looked due and could not be claimed or moved. They pause, and all groups scan
-        for them again. `of`: the group that the claim was for."""
+        for them again. `of`: the group that the claim was for. `at_ns`: the end of the pause (monotonic);
+        None: it doubles with each attempt."""
         if not entries:
             return
         for group in self._groups:
@@ -221,10 +224,10 @@ class ScanScheduler:
             keep = group is of and scans.position is not None
             own = [entry for entry in entries if entry.key not in scans.others]
             if own:
-                scans.retry_at(scans.buffer.add_missed(own, now, keep=keep))
+                scans.retry_at(scans.buffer.add_missed(own, now, keep=keep, at_ns=at_ns))
             if len(own) < len(entries):
                 others = [entry for entry in entries if entry.key in scans.others]
-                scans.others.scan_at(scans.buffer.add_missed(others, now))
+                scans.others.scan_at(scans.buffer.add_missed(others, now, at_ns=at_ns))
         for entry in entries:
             self.rescan_place(entry, but=of)
 

@@ -59,6 +59,8 @@ class Subscriber:
     """Until when a bounded stream waits for its first message (monotonic); None: endless stream."""
     remaining: int | None
     """How many more messages its LIMIT allows; None: no LIMIT."""
+    ends_ns: int = 0
+    """When a bounded stream ends at the latest if it gets nothing (monotonic)."""
     held: int = 0
     """Leases that were given to this stream and have not ended. They count against PREFETCH."""
     given: int = 0
@@ -140,6 +142,8 @@ class Subscribers:
         self._ending_ids: set[int] = set()
         self._first_waits: list[tuple[int, int]] = []
         """A heap of (until, id): bounded streams that wait for their first message."""
+        self._last_ends: list[tuple[int, int, int]] = []
+        """A heap of (time, id, messages given until then): when bounded streams end at the latest."""
         self._awaited_scans: Counter[int] = Counter()
         """How many bounded streams wait for a scan of at least this number."""
 
@@ -181,6 +185,7 @@ class Subscribers:
         if subscriber.first_wait_until_ns is not None:
             self._awaited_scans[subscriber.since_scan] += 1
             heapq.heappush(self._first_waits, (subscriber.first_wait_until_ns, subscriber.spec.id))
+            heapq.heappush(self._last_ends, (subscriber.ends_ns, subscriber.spec.id, 0))
         self._changed(subscriber)
 
     def remove_stream(self, subscriber: Subscriber) -> None:
@@ -366,6 +371,26 @@ class Subscribers:
             subscriber.first_wait_over = True
             self._changed(subscriber)
 
+    def next_last_end_ns(self) -> int | None:
+        """When a bounded stream ends at the latest (monotonic); None: there is none."""
+        while self._last_ends and self._last_ends[0][1] not in self._by_id:
+            heapq.heappop(self._last_ends)
+        return self._last_ends[0][0] if self._last_ends else None
+
+    def overdue_streams(self, now_ns: int, stall_ns: int) -> list[Subscriber]:
+        """The bounded streams that have got nothing for so long that they end, whatever is under way for them.
+        Those that get messages may take `stall_ns` for the next one; those whose clients do not read, or
+        lock messages just now, too. The caller removes them."""
+        overdue: list[Subscriber] = []
+        while (at_ns := self.next_last_end_ns()) is not None and at_ns <= now_ns:
+            _, number, given = heapq.heappop(self._last_ends)
+            subscriber = self._by_id[number]
+            if subscriber.given > given or subscriber.paused or (subscriber.spec.locks and subscriber.fetching):
+                heapq.heappush(self._last_ends, (now_ns + stall_ns, number, subscriber.given))
+            else:
+                overdue.append(subscriber)
+        return overdue
+
     def finished_streams(self, *, nothing_to_give: bool, completed: int) -> list[Subscriber]:
         """The streams that have reached their LIMIT, and the bounded streams that end for want of
         messages. The caller removes them. `completed` is the number of the last scan that came
@@ -439,6 +464,9 @@ class Subscribers:
         if len(self._first_waits) > most:
             self._first_waits = [entry for entry in self._first_waits if self._waiting_first(entry[1])]
             heapq.heapify(self._first_waits)
+        if len(self._last_ends) > most:
+            self._last_ends = [entry for entry in self._last_ends if entry[1] in self._by_id]
+            heapq.heapify(self._last_ends)
         if len(self._ending) > most:
             self._ending = [entry for entry in self._ending if entry[1] in self._by_id]
             heapq.heapify(self._ending)

@@ -22,7 +22,8 @@ def next_wake_ns(parts: Parts) -> int | None:
             *_scan_times(parts),
             *parts.follow_ups.wake_times(demand=bool(parts.groups.subscribers)),
         ]
-        times += [group.subscribers.next_first_wait_end_ns() for group in parts.groups]
+        for group in parts.groups:
+            times += [group.subscribers.next_first_wait_end_ns(), group.subscribers.next_last_end_ns()]
         if parts.verification.has_suspects or parts.acknowledgements_needed():
             times.append(parts.verification.pause_until_ns)
     return min([at_ns for at_ns in times if at_ns is not None and at_ns > now.mono_ns], default=None)
@@ -36,7 +37,7 @@ def _scan_times(parts: Parts) -> list[int | None]:
     for group in groups:
         times += scans.wake_times(group, now)
         if group.scans.buffer.ready:
-            times.append(parts.capacity.next_token_ns)
+            times += [parts.capacity.next_token_ns, parts.refusals.pause_until_ns]
     if parts.groups.with_credit():
         times += [parts.capacity.reopen_ns(now), parts.places.rates.next_ns]
         if (free_ns := parts.places.next_ns) is not None:

@@ -37,6 +37,7 @@ class CallThreads:
         """`name`: of the threads, before their numbers."""
         self._threads_max = threads_max
         self._name = name
+        self._more = 0
         self._begun = 0
         self._under_way = 0
         self._calls: SimpleQueue[_Call | Mark] = SimpleQueue()
@@ -54,9 +55,7 @@ class CallThreads:
         """The same without waiting. `first`: it precedes the calls that have not begun."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._under_way += 1
-        if self._begun < min(self._under_way, self._threads_max):
-            threading.Thread(target=self._work, name=f"{self._name}_{self._begun}", daemon=True).start()
-            self._begun += 1
+        self._begin_threads()
         if first:
             self._first.append((answer, function))
             self._calls.put(Mark.FIRST)
@@ -71,6 +70,20 @@ class CallThreads:
         threading.Thread(target=self._run, args=(answer, function), name=f"{self._name}_apart", daemon=True).start()
         self._under_way += 1
         return answer
+
+    def set_more(self, threads: int) -> None:
+        """There may be so many threads more from now on: as many calls last. Those that are too many then end when
+        they have nothing to do."""
+        self._more = threads
+        self._begin_threads()
+        while self._begun > self._threads_max + self._more:
+            self._begun -= 1
+            self._calls.put(Mark.END)
+
+    def _begin_threads(self) -> None:
+        while self._begun < min(self._under_way, self._threads_max + self._more):
+            threading.Thread(target=self._work, name=f"{self._name}_{self._begun}", daemon=True).start()
+            self._begun += 1
 
     def close(self) -> None:
         """End the threads when their calls return. Calls that have not begun are not made, and their

@@ -20,9 +20,10 @@ from engine.model import TableId
 from engine.queue_table import QueueTable
 from engine.runtime.begun_calls import BegunCalls
 from engine.runtime.call_threads import CallThreads
-from engine.runtime.locked_tables import LockedTables
+from engine.runtime.lasting_calls import LastingCalls, UnderWay
 from engine.runtime.polls import Polls
 from engine.runtime.server_clock import ServerClock
+from engine.runtime.slow_tables import SlowTables
 from engine.store.port import Answer, BegunCall, Store, StoreError, Timed
 
 log = logging.getLogger(__name__)
@@ -40,11 +41,16 @@ class EngineSettings:
 
     threads: int = 8
     """Concurrent store calls, over all tables. Each has a connection of its own to the server."""
-    locked_share: float = 0.25
-    """The share of these calls that may be on tables that other sessions have locked: each waits for a
-    second. At least one."""
-    locked_kept_s: float = 10.0
-    """A table counts as locked for so long after a call on it has failed for that. A dispatcher tries again
+    lasts_s: float = 0.5
+    """A call that takes so long makes its table a slow one, and is replaced by another thread: half of the time
+    for which a locked table is waited for, and many times what a call takes on a busy server."""
+    replaced_max: int = 16
+    """Calls that are replaced at the same time at most, each by a thread and a connection. They are on tables that
+    are not known as slow yet, one or two for each."""
+    slow_share: float = 0.25
+    """The share of the calls that may be on slow tables. At least one."""
+    slow_kept_s: float = 10.0
+    """A table counts as slow for so long after a call on it has taken long. A dispatcher tries again
     after 5 s at the latest."""
     fetch_budget_bytes: int = 4 << 20
     """Row data held for one fetch. A single row may exceed it."""
@@ -161,21 +167,22 @@ class StoreExecutor:
         self._reports = FailureLog()
         self._threads = CallThreads(settings.threads, "store")
         self._begun = BegunCalls(self._threads)
-        locked_calls = max(1, int(settings.threads * settings.locked_share))
-        self._locked = LockedTables(locked_calls, settings.locked_kept_s, time.monotonic)
+        slow_calls = max(1, int(settings.threads * settings.slow_share))
+        self._slow = SlowTables(slow_calls, settings.slow_kept_s, time.monotonic)
+        self._lasting = LastingCalls(settings.lasts_s, settings.replaced_max, self._lasts, self._replace)
         self._tasks: set[asyncio.Task[None]] = set()
         self.polls = Polls(self._poll, lambda call: self.spawn(call, "poll"))
 
     async def call(self, method: Callable[..., Answer[T]], *args: Any) -> T:
         """Call a method of the store on a thread, and update the clock from its result.
 
-        A method about one queue has it as its first argument. If the table was locked a moment ago, the
-        call waits for its turn among those on locked tables. Raises StoreError.
+        A method about one queue has it as its first argument. If the table was slow a moment ago, the
+        call waits for its turn among those on slow tables. Raises StoreError.
         """
         table = args[0].id if args and isinstance(args[0], QueueTable) else None
-        if table is None or not self._locked.contains(table, method.__name__):
+        if table is None or not self._slow.contains(table, method.__name__):
             return await self._call(table, method, *args)
-        async with self._locked.turn(table, method.__name__):
+        async with self._slow.turn(table, method.__name__):
             return await self._call(table, method, *args, first=True)
 
     async def _poll(self, queues: Sequence[QueueTable]) -> frozenset[TableId]:
@@ -184,12 +191,13 @@ class StoreExecutor:
     async def call_apart(self, method: Callable[..., Answer[T]], *args: Any) -> T:
         """The same for a method that is about no queue, on a thread of its own: it does not wait for other calls.
         Only if the system gives no thread, it does."""
-        timed = partial(_timed, method, *args)
+        call = self._lasting.add(None)
+        timed = partial(_timed, call, method, *args)
         try:
             calling = self._threads.start_apart(timed)
         except RuntimeError:
             calling = self._threads.start(timed)
-        return self._observed(await self._outcome(None, method, calling))
+        return self._observed(await self._outcome(call, calling))
 
     def begin(
         self,
@@ -201,43 +209,60 @@ class StoreExecutor:
         """Have the server begin a call of `called` now, without a thread, by `method`, which begins
         it. Returns what waits for the result, as `call` does. None: it has to be
         called."""
-        if self._locked.contains(queue.id, called.__name__):
+        if self._slow.contains(queue.id, called.__name__):
             return None
         begun_ns = time.monotonic_ns()
         begun = method(queue, *args)
         if begun is None:
             return None
+        call = self._lasting.add(queue.id, called.__name__)
+        call.begin()
         answer = self._begun.start(begun, partial(_finished, begun, begun_ns))
-        return partial(self._begun_answer, answer, called, queue, *args)
+        return partial(self._begun_answer, call, answer, called, queue, *args)
 
     async def _begun_answer(
         self,
+        call: UnderWay,
         calling: asyncio.Future[_Answered[T] | None],
         called: Callable[..., Answer[T]],
         queue: QueueTable,
         *args: Any,
     ) -> T:
-        answered = await self._outcome(queue.id, called, calling)
+        answered = await self._outcome(call, calling)
         return await self.call(called, queue, *args) if answered is None else self._observed(answered)
 
     async def _call(
         self, table: TableId | None, method: Callable[..., Answer[T]], *args: Any, first: bool = False
     ) -> T:
-        calling = self._threads.start(partial(_timed, method, *args), first=first)
-        return self._observed(await self._outcome(table, method, calling))
+        call = self._lasting.add(table, method.__name__ if table is not None else "")
+        calling = self._threads.start(partial(_timed, call, method, *args), first=first)
+        return self._observed(await self._outcome(call, calling))
 
-    async def _outcome(self, table: TableId | None, method: Callable[..., Any], calling: asyncio.Future[V]) -> V:
-        """The outcome of a call. Takes note of an error, and of whether the table is locked."""
+    async def _outcome(self, call: UnderWay, calling: asyncio.Future[V]) -> V:
+        """The outcome of a call. Takes note of an error, and of whether the table is slow."""
         try:
             outcome = await calling
         except StoreError as error:
             self.counters.store_errors += 1
-            if table is not None and error.waited:
-                self._locked.waited(table, method.__name__)
+            if error.waited:
+                self._lasts(call)
             raise
-        if table is not None and outcome is not None:  # None: the call that was begun has to be called.
-            self._locked.passed(table, method.__name__)
+        finally:
+            self._lasting.ended(call)
+            if call.lasts:
+                self._lasts(call)
+        if call.table is not None and not call.lasts and outcome is not None:  # None: it has to be called.
+            self._slow.passed(call.table, call.method)
         return outcome
+
+    def _lasts(self, call: UnderWay) -> None:
+        if call.table is not None:
+            self._slow.waited(call.table, call.method)
+
+    def _replace(self, calls: int) -> None:
+        """So many calls are replaced from now on."""
+        self._threads.set_more(calls)
+        self.store.set_more_connections(calls)
 
     def _observed(self, answered: _Answered[T]) -> T:
         """The value of a result. Takes note of the server's clock, if the result has it."""
@@ -271,6 +296,7 @@ class StoreExecutor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._lasting.close()
         self._threads.close()
         self.store.close()
         self._begun.close()
@@ -280,7 +306,8 @@ _Answered = tuple[int, int, Answer[T]]
 """A result, behind the monotonic times between which the server has read its clock."""
 
 
-def _timed(method: Callable[..., Answer[T]], *args: Any) -> _Answered[T]:
+def _timed(call: UnderWay, method: Callable[..., Answer[T]], *args: Any) -> _Answered[T]:
+    call.begin()
     called_ns = time.monotonic_ns()
     answer = method(*args)
     return called_ns, time.monotonic_ns(), answer

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from engine.model import TableId
 from engine.queue_table import QueueTable
+from engine.refused import InParts
+from engine.store.port import StoreError
 
 GATHER_S: Final = 0.01
 """Polls of this time are one statement. Each queue has a timer of its own."""
@@ -35,8 +37,7 @@ class Polls:
         self._waiting: list[_Waiting] = []
 
     async def is_empty(self, queue: QueueTable) -> bool:
-        """Whether the queue has no unacknowledged message. Raises what `unacknowledged` raises, also if another
-        queue is the reason."""
+        """Whether the queue has no unacknowledged message. Raises what `unacknowledged` raises."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bool] = loop.create_future()
         if not self._waiting:
@@ -50,13 +51,33 @@ class Polls:
             self._spawn(self._poll(waiting[at : at + POLLED_MAX]))
 
     async def _poll(self, polled: Sequence[_Waiting]) -> None:
-        try:
-            found = await self._unacknowledged([queue for queue, _ in polled])
-        except Exception as error:  # noqa: BLE001  # Each queue takes note of it, and is scanned.
-            for _, answer in polled:
-                if not answer.done():  # Else its queue is gone.
-                    answer.set_exception(error)
-            return
-        for queue, answer in polled:
-            if not answer.done():
-                answer.set_result(queue.id not in found)
+        """Poll these queues together. If one of them is the reason of an error, the others are polled without it."""
+        parts, left = InParts(range(len(polled))), dict(enumerate(polled))
+        error: Exception = StoreError("not polled, because so many other polls have failed")
+        while part := parts.next():
+            queues = [polled[at][0] for at in part]
+            try:
+                found = await self._unacknowledged(queues)
+            except Exception as raised:  # noqa: BLE001  # The queue takes note of it, and is scanned.
+                error = raised
+                if not (isinstance(raised, StoreError) and (raised.refused or raised.lasting or raised.waited)):
+                    break
+                if len(part) == 1:
+                    _answer(left.pop(part[0]), outcome=raised)
+                parts.refused(str(raised))
+            else:
+                parts.done()
+                for at in part:
+                    _answer(left.pop(at), outcome=polled[at][0].id not in found)
+        for waiting in left.values():
+            _answer(waiting, outcome=error)
+
+
+def _answer(waiting: _Waiting, *, outcome: bool | Exception) -> None:
+    _, answer = waiting
+    if answer.done():  # Its queue is gone.
+        return
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)

@@ -28,8 +28,10 @@ from engine.dispatch.effects import (
     ScanGroups,
 )
 from engine.dispatch.measures import Measures
-from engine.model import NS_PER_S, BatchCheck, BatchesChecked, Claimed, ClaimResult, Key, RowFormat, TableId, Wanted
+from engine.dispatch.problems import Kind
+from engine.model import BatchCheck, BatchesChecked, Claimed, ClaimResult, Key, RowFormat, TableId, Wanted
 from engine.queue_table import QueueTable
+from engine.refused import Refusal, named
 from engine.runtime.executor import StoreExecutor
 from engine.store.port import StoreError
 
@@ -41,10 +43,6 @@ NO_TABLE = frozenset({1049, 1146})
 OUTDATED = frozenset({1176})
 """The server's error about an index that is gone or has another name by now. Streams go on: they do not name it, and
 the next description of the table does without it."""
-
-SAME_REASON_NS = 60 * NS_PER_S
-"""Least time between two log lines with the same reason why a queue's dead messages cannot be
-moved."""
 
 StoreEffect = (
     Scan | ScanGroups | Poll | Claim | Fetch | Lookup | Release | FindAbandoned | CheckBatches | Purge | MoveDeadLetters
@@ -94,8 +92,6 @@ class StoreEffects:
         self._on_over = on_over
         self._on_released = on_released
         self._may_have_trigger = may_have_trigger
-        self._unmoved_text = ""
-        self._log_again_ns = 0
 
     def begin(self, queue: QueueTable, claim: Claim) -> BegunClaim | None:
         """Have the server begin a claim now, if that is possible: events that come before its task runs
@@ -117,7 +113,7 @@ class StoreEffects:
                 self._on_distrust()
             text = no_queue_text(queue.id) if error.code in NO_TABLE else str(error)
             lasting = error.lasting and error.code not in OUTDATED
-            return Outcome(_failure(dispatcher, effect, text, lasting=lasting))
+            return Outcome(_failure(dispatcher, effect, text, lasting=lasting, refusal=error.refusal))
         except Exception as error:  # A fault in ackstream: without an outcome the dispatcher would wait for ever.
             log.exception(
                 "%s of %s failed",
@@ -154,7 +150,10 @@ class StoreEffects:
             case Lookup(keys):
                 return Outcome(partial(dispatcher.lookup_done, found=await call(store.lookup, queue, keys)))
             case Release(returns):
-                counters.released += await call(store.release, queue, returns)
+                released = await call(store.release, queue, returns)
+                counters.released += released.rows
+                text = "claims are not given back before their waits are over"
+                self._note(Kind.RELEASE, f"{text}: {named(released.refused)}" if released.refused else None)
                 self._on_released([claim.key for claim in returns])
                 return Outcome(dispatcher.release_done)
             case FindAbandoned(slot, limit):
@@ -163,10 +162,13 @@ class StoreEffects:
             case CheckBatches(check):
                 return Outcome(partial(dispatcher.batches_checked, seen=await self._check_batches(queue, check)))
             case Purge(age_ns, limit):
-                count = await call(store.purge, queue, age_ns, limit)
-                counters.purged += count
-                self._measures.purged += count
-                return Outcome(partial(dispatcher.purge_done, deleted=count))
+                purged = await call(store.purge, queue, age_ns, limit)
+                counters.purged += purged.rows
+                self._measures.purged += purged.rows
+                if purged.refused:
+                    text = f"the server refuses to delete acknowledged messages: {named(purged.refused)}"
+                    self._note(Kind.PURGE, text)
+                return Outcome(partial(dispatcher.purge_done, deleted=purged.rows, more=purged.more))
             case MoveDeadLetters(dead):
                 return Outcome(partial(dispatcher.move_done, moved=await self._move_dead_letters(queue, dead)))
             case _:
@@ -196,8 +198,8 @@ class StoreEffects:
         redelivered = sum(claimed.epoch > 1 for claimed in claims)
         counters.redelivered += redelivered
         self._measures.redelivered += redelivered
-        if left is not None and left.problem is not None:
-            self._log_seldom(queue, left.problem)
+        if left is not None:
+            self._note(Kind.SEMAPHORE, left.problem)
         done = partial(
             dispatcher.claim_done, claim_id=claim.claim_id, claims=claims, rows=rows, left=left, waiting=waiting
         )
@@ -208,8 +210,8 @@ class StoreEffects:
         if queue.after_batch is None:  # The directive was removed a moment ago.
             return BatchesChecked()
         seen = await self._executor.call(self._executor.store.check_batches, queue, check)
-        if seen.problem is not None:
-            self._log_seldom(queue, f"follow-ups of {queue.id} wait, whatever their batches: {seen.problem}")
+        waits = f"follow-ups of {queue.id} wait, whatever their batches: {seen.problem}"
+        self._note(Kind.BATCH, waits if seen.problem is not None else None)
         return seen
 
     async def _move_dead_letters(self, queue: QueueTable, dead: Sequence[Wanted]) -> Sequence[Key]:
@@ -228,20 +230,18 @@ class StoreEffects:
             self._on_over(result.moved)
         if result.problem is not None:
             counters.dead_letter_failures += 1
-            self._log_seldom(queue, f"dead messages of {queue.id} cannot be moved to {place}: {result.problem}")
+            self._note(Kind.DEAD_LETTER, f"dead messages of {queue.id} cannot be moved to {place}: {result.problem}")
         return result.moved
 
-    def _log_seldom(self, queue: QueueTable, text: str) -> None:
-        """Log why messages stay: at once for a new reason, otherwise once in
-        SAME_REASON_NS."""
-        mono_ns = self._executor.clock.now().mono_ns
-        if text != self._unmoved_text or mono_ns >= self._log_again_ns:
-            self._unmoved_text, self._log_again_ns = text, mono_ns + SAME_REASON_NS
-            log.error("%s", text, extra={"event": "dead_letter.failed", "queue": str(queue.id)})
+    def _note(self, kind: Kind, text: str | None) -> None:
+        self._measures.problems.note(kind, text, self._executor.clock.now().mono_ns)
 
 
-def _failure(dispatcher: Dispatcher, effect: StoreEffect, text: str, *, lasting: bool) -> Event:
-    """The event of an effect that has failed. `lasting`: it fails until the table is changed."""
+def _failure(
+    dispatcher: Dispatcher, effect: StoreEffect, text: str, *, lasting: bool, refusal: Refusal | None = None
+) -> Event:
+    """The event of an effect that has failed. `lasting`: it fails until the table is changed. `refusal`: it may
+    have failed because of one of its rows."""
     match effect:
         case Scan(scan_id):
             return partial(dispatcher.scan_failed, scan_id=scan_id, text=text, lasting=lasting)
@@ -250,9 +250,9 @@ def _failure(dispatcher: Dispatcher, effect: StoreEffect, text: str, *, lasting:
         case Poll():
             return dispatcher.poll_failed
         case Claim(claim_id):
-            return partial(dispatcher.claim_failed, claim_id=claim_id)
+            return partial(dispatcher.claim_failed, claim_id=claim_id, refusal=refusal)
         case Fetch(fetch_id, _, _):
-            return partial(dispatcher.fetch_failed, fetch_id=fetch_id, text=text, lasting=lasting)
+            return partial(dispatcher.fetch_failed, fetch_id=fetch_id, text=text, lasting=lasting, refusal=refusal)
         case Lookup():
             return dispatcher.lookup_failed
         case Release():

@@ -25,6 +25,7 @@ from engine.dispatch.effects import Cause, Claim, Deliver, Effect, End, Lock, Re
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
+from engine.dispatch.problems import Kind
 from engine.dispatch.subscribers import Subscription
 from engine.model import NS_PER_S, Claimed, Entry, Key, Return, Share, TableId
 from engine.queue_table import QueueTable
@@ -133,6 +134,7 @@ class TableRunner:
         """
         self.queue = queue
         self.measures = Measures()
+        self.measures.problems.on_report = self._report
         self.settled_down = asyncio.Event()
         self._executor = executor
         self._store_effects = StoreEffects(
@@ -164,6 +166,9 @@ class TableRunner:
         """A fault has stopped the dispatcher, and the next one has not begun."""
         self.dispatcher = self._new_dispatcher()
         self.handle(self.dispatcher.tick)
+
+    def _report(self, kind: Kind, text: str) -> None:
+        log.error("queue %s: %s", self.queue.id, text, extra={"event": kind.value, "queue": str(self.queue.id)})
 
     def _new_dispatcher(self) -> Dispatcher:
         now = self._executor.clock.now()

@@ -36,9 +36,10 @@ from engine.model import WAITING_NS, BatchCheck, BatchesChecked, Entry, FollowUp
 from engine.packets import text_values
 from engine.queue_table import BatchColumn, BrokenTable, IdKind, Policy, QueueTable
 from engine.quoting import qualified, quoted, text_literal
+from engine.refused import named
 from engine.store.connection import Result, StoreConnection
 from engine.store.information_schema import facts_of, now_ns
-from engine.store.port import StoreError, Timed
+from engine.store.port import StoreError, Timed, in_parts
 from engine.store.queries import FORMS, TableStatements, statement
 
 DESCRIPTION_KEPT_S = 30.0
@@ -196,18 +197,20 @@ class Check:
         }
         self._unseen: list[tuple[TableId, tuple[Key, ...]]] = []
         self._again = False
+        self._refused: dict[Key, str] = {}
+        """The follow-ups that the server refuses to change."""
 
     def run(self) -> Timed[BatchesChecked]:
         """Read, then change what follows."""
         (now,) = self._connection.run([statement("now")])
         now_at = now_ns(now)
-        named = [*self._of_keys(), *self._of_batches(self._batches_of_parts())]
+        asked_for = [*self._of_keys(), *self._of_batches(self._batches_of_parts())]
         rotated = self._rotation()
-        found = {follow_up.key: follow_up for follow_up in (*named, *rotated)}.values()
+        found = {follow_up.key: follow_up for follow_up in (*asked_for, *rotated)}.values()
         done = [one.key for one in found if one.due_ns == WAITING_NS and not one.is_open]
         early = [one.key for one in found if one.is_open and one.epoch == 0 and one.due_ns <= now_at]
         fired, aside = self._move(done, early, now_at)
-        self._again = self._again or len(fired) < len(done)
+        self._again = self._again or len(fired) + len(self._refused) < len(done)
         waiting = sum(one.due_ns == WAITING_NS or (one.is_open and one.epoch == 0) for one in rotated)
         cut = len(rotated) >= self._check.limit
         seen = BatchesChecked(
@@ -217,7 +220,7 @@ class Check:
             rotated[-1].place if cut else None,
             tuple(self._unseen),
             self._again,
-            self._parts.problem,
+            self._parts.problem or (named(self._refused) if self._refused else None),
         )
         return Timed(seen, now_at)
 
@@ -287,9 +290,21 @@ class Check:
         keys = [[sql.key(raw) for (raw,) in map(text_values, result.rows) if raw is not None] for result in locked]
         fired = keys.pop(0) if done else []
         aside = keys.pop(0) if early else []
-        writes = [*sql.for_ids("batch_set_time", fired, time_next=now_at), *set_aside(sql, aside), statement("commit")]
-        self._connection.run(writes)
+        fired = self._set_time(fired, now_at)
+        aside = self._set_time(aside, WAITING_NS)
+        self._connection.run([statement("commit")])
         return tuple(fired), tuple(aside)
+
+    def _set_time(self, keys: Sequence[Key], time_ns: int) -> list[Key]:
+        """Let locked follow-ups be due at this time. Returns those that the server has not refused."""
+
+        def write(part: Sequence[Key]) -> Sequence[Key]:
+            self._connection.run(self._sql.for_ids("batch_set_time", part, time_next=time_ns))
+            return part
+
+        done, refused = in_parts(keys, write)
+        self._refused |= refused
+        return [key for part in done for key in part]
 
 
 @dataclass(frozen=True, slots=True)

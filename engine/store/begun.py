@@ -127,5 +127,6 @@ class ConnectionCall(Generic[T]):
         return True
 
     def abort(self) -> None:
-        """Make `arrived` return True, because the connection is lost."""
+        """Make `arrived` return True, because the connection is lost: the reply was waited for too long."""
+        self._connection.timed_out = True
         self._connection.abort()

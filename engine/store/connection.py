@@ -126,6 +126,9 @@ class Begun:
 class StoreConnection:
     """A connection, for one thread at a time, except for `abort`."""
 
+    timed_out = False
+    """Whether whoever waits for a reply has given it up, and aborts the connection."""
+
     def __init__(
         self,
         address: BackendAddress,
@@ -498,7 +501,9 @@ class StoreConnection:
             raise StoreError(f"{text or error} ({code})", code=code) from error
         except OSError as error:
             self.broken = True
-            raise StoreError(f"the connection to the server broke: {error}", code=CR.CR_SERVER_LOST) from error
+            timed_out = self.timed_out or isinstance(error, TimeoutError)
+            text = f"the connection to the server broke: {error}"
+            raise StoreError(text, code=CR.CR_SERVER_LOST, timed_out=timed_out) from error
 
 
 def _framed(command: int, payload: bytes) -> bytes:

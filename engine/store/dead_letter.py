@@ -4,8 +4,8 @@ engine.
 First the rows are locked as a claim locks them, and the dead-letter table's metadata is locked.
 Then the two tables are compared. An ALTER that adds a column, or withdraws the consent in the
 comment, waits until the locks are released. A message that the server refuses does not hold back
-the others: the batch is rolled back to a savepoint and tried in halves. The remaining messages are
-postponed in the same transaction. So each row is in exactly one of the two tables, whenever the
+the others: the batch is rolled back to a savepoint and tried in parts (`port.in_parts`). The remaining
+messages are postponed in the same transaction. So each row is in exactly one of the two tables, whenever the
 connection breaks.
 """
 
@@ -18,16 +18,14 @@ from engine.model import Key, MoveResult, TableId, Wanted
 from engine.packets import text_values
 from engine.queue_table import QueueTable
 from engine.quoting import qualified, quoted
+from engine.refused import named
 from engine.store.connection import MOVING, StoreConnection
 from engine.store.dead_letter_plan import Chain, columns_to_move, obstacles
 from engine.store.information_schema import now_ns, table_facts
-from engine.store.port import StoreError, Timed
+from engine.store.port import StoreError, Timed, in_parts
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import END_OF_TIME_NS, TableStatements, statement
 from engine.store.scan import entries_of, keys_of
-
-NAMED_MAX = 3
-"""Messages named for each reason, because they share one log line."""
 
 
 class DeadLetterMove:
@@ -53,9 +51,14 @@ class DeadLetterMove:
             if (want := wanted.get(entry.key)) and want.epoch == entry.epoch
         ]
         moved = self._moved_from(dead) if dead else []
-        due_ns = {key: self._now_ns + wanted[key].wait_ns for key in self._reasons}
-        self._connection.run([*sql.updates("dead_letter_postpone", due_ns), statement("commit")])
+        # Postponing may be refused, too. Such a message is tried again soon.
+        in_parts(list(self._reasons), lambda part: self._postpone({key: wanted[key] for key in part}))
+        self._connection.run([statement("commit")])
         return Timed(MoveResult(tuple(moved), self._problem()), self._now_ns)
+
+    def _postpone(self, wanted: Mapping[Key, Wanted]) -> None:
+        due_ns = {key: self._now_ns + want.wait_ns for key, want in wanted.items()}
+        self._connection.run([*self._sql.updates("dead_letter_postpone", due_ns)])
 
     def _moved_from(self, keys: Sequence[Key]) -> list[Key]:
         denied = self._hold()
@@ -94,21 +97,20 @@ class DeadLetterMove:
         return chain.problem
 
     def _moved(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
-        """Move `keys`, in halves after an error.
+        """Move `keys`. Returns the moved ones; the others get a reason."""
 
-        Returns the moved ones; the others get a reason.
-        """
-        self._connection.run([statement("mark")])
-        try:
-            return self._move(there, columns, keys)
-        except StoreError as error:
-            if _passing(error):
+        def move(part: Sequence[Key]) -> list[Key]:
+            self._connection.run([statement("mark")])
+            try:
+                return self._move(there, columns, part)
+            except StoreError as error:
+                if error.refused or error.lasting:
+                    self._connection.run([statement("back_to_mark")])
                 raise
-            self._connection.run([statement("back_to_mark")])
-            if error.lasting or len(keys) == 1:
-                return self._refuse(keys, str(error))
-        half = len(keys) // 2
-        return [*self._moved(there, columns, keys[:half]), *self._moved(there, columns, keys[half:])]
+
+        moved, reasons = in_parts(keys, move)
+        self._reasons |= reasons
+        return [key for part in moved for key in part]
 
     def _move(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
         deletes = self._make_room(there, keys)
@@ -126,10 +128,12 @@ class DeadLetterMove:
         *_, inserted = self._connection.run([*deletes, insert], MOVING)
         if inserted.warnings:  # A note under a strict sql_mode: trailing blanks were cut off.
             (warning,) = self._connection.run([statement("warnings")], MOVING)
-            raise StoreError(" ".join((value or b"").decode() for value in text_values(warning.rows[0])[1:]))
+            text = " ".join((value or b"").decode() for value in text_values(warning.rows[0])[1:])
+            raise StoreError(text, refused=True)
         (deleted,) = self._connection.run([self._sql("dead_letter_delete", ids=ids)])
         if not inserted.affected == deleted.affected == len(keys):
-            raise StoreError(f"of {len(keys)} rows {inserted.affected} were copied and {deleted.affected} deleted")
+            text = f"of {len(keys)} rows {inserted.affected} were copied and {deleted.affected} deleted"
+            raise StoreError(text, refused=True)
         return list(keys)
 
     def _make_room(self, there: TableStatements, keys: Sequence[Key]) -> list[str]:
@@ -157,14 +161,4 @@ class DeadLetterMove:
     def _problem(self) -> str | None:
         if not self._reasons:
             return None
-        texts = []
-        for reason in dict.fromkeys(self._reasons.values()):
-            keys = [key for key, given in self._reasons.items() if given == reason]
-            more = f" and {len(keys) - NAMED_MAX} more" if len(keys) > NAMED_MAX else ""
-            texts.append(f"{reason} (id {', '.join(map(str, keys[:NAMED_MAX]))}{more})")
-        return f"dead messages stay in {self._table.id} and are tried again later: {'; '.join(texts)}"
-
-
-def _passing(error: StoreError) -> bool:
-    """Whether the error is not about the rows: another transaction won, or the connection broke."""
-    return error.rolled_back or error.waited or error.code // 1000 == 2
+        return f"dead messages stay in {self._table.id} and are tried again later: {named(self._reasons)}"

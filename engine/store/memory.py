@@ -21,6 +21,7 @@ from engine.model import (
     WAITING_NS,
     BatchCheck,
     BatchesChecked,
+    Changed,
     Claimed,
     ClaimResult,
     Delivery,
@@ -130,6 +131,10 @@ class MemoryStore:
     rows: dict[TableId, dict[Key, Row]] = field(default_factory=dict)
     locked: set[Key] = field(default_factory=set)
     """Keys that another session has locked."""
+    unclaimable: set[Key] = field(default_factory=set)
+    """Keys whose claims the server refuses, for example because a trigger signals."""
+    undeletable: set[Key] = field(default_factory=set)
+    """Keys whose deletion it refuses, for example because another table refers to them."""
     failures: deque[Failure | None] = field(default_factory=deque)
     """The outcomes of the next calls on rows (None: success). Calls after them succeed."""
     conditions: dict[str, Callable[[Row], bool]] = field(default_factory=dict)
@@ -352,7 +357,7 @@ class MemoryStore:
         due = {key for key, entry in found.items() if entry.due_ns <= self.now_ns}
         return self._timed(frozenset(due - self.locked))
 
-    def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
+    def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[Changed]:
         """Release claims. Returns the number of rows whose claim still was ours."""
         rows = self.rows_of(table)
         count = 0
@@ -369,7 +374,7 @@ class MemoryStore:
                 rows[claim.key] = replace(row, time_next_ns=self.now_ns)
             else:
                 rows[claim.key] = replace(row, epoch=row.epoch - 1, time_next_ns=claim.due_ns)
-        return self._timed(count)
+        return self._timed(Changed(count))
 
     def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
         """Carry out ACKs of clients in one transaction. Returns the affected rows of each."""
@@ -453,7 +458,7 @@ class MemoryStore:
         kept: list[Key] = []
         for dead, row in self.claimable(rows, wanted):
             other = None if unfit else self.rows[dead_letter].get(dead.key)
-            if unfit or (other is not None and other.time_acked_ns is None):
+            if unfit or (other is not None and other.time_acked_ns is None) or dead.key in self.undeletable:
                 rows[dead.key] = replace(row, time_next_ns=self.now_ns + dead.wait_ns)
                 kept.append(dead.key)
             else:
@@ -463,7 +468,7 @@ class MemoryStore:
         problem = f"dead messages {kept} stay in {table.id}: {dead_letter} cannot take them {sorted(missing)}"
         return self._timed(MoveResult(tuple(moved), problem if kept else None))
 
-    def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
+    def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[Changed]:
         """Delete up to `limit` rows acknowledged more than `age_ns` ago. Returns their number."""
         rows = self.rows_of(table)
         acked = sorted(
@@ -471,9 +476,15 @@ class MemoryStore:
             for row in rows.values()
             if row.time_acked_ns is not None and row.time_acked_ns < self.now_ns - age_ns and row.key not in self.locked
         )
-        for _, key in acked[:limit]:
-            del rows[key]
-        return self._timed(len(acked[:limit]))
+        found = [key for _, key in acked[:limit]]
+        refused = {key: "another table refers to it" for key in found if key in self.undeletable}
+        for key in found:
+            if key not in refused:
+                del rows[key]
+        return self._timed(Changed(len(found) - len(refused), refused, len(found) == limit))
+
+    def set_more_connections(self, count: int) -> None:
+        """There are no connections."""
 
     def roster(self, queues: Collection[TableId]) -> Timed[Roster]:
         """Return `roster_found`."""
@@ -726,6 +737,8 @@ class MemoryClaim:
             self._written[claim.key] = replace(
                 self._locked[claim.key], epoch=claim.epoch, time_next_ns=claim.deadline_ns, lease_ns=lease_ns
             )
+        if self._written.keys() & self._store.unclaimable:
+            raise StoreError("a trigger refuses a row", code=1644)
         left = None
         if self._limited or counts is not None:
             ends = [claim.deadline_ns for claim in claims] + ([] if self._free_ns is None else [self._free_ns])

@@ -12,6 +12,7 @@ client's. One that has waited for a lock in vain (1205) is not: who holds it may
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from engine.model import (
     SLOTS,
     BatchCheck,
     BatchesChecked,
+    Changed,
     Claimed,
     ClaimResult,
     Delivery,
@@ -65,9 +67,9 @@ from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
 from engine.store.pool import Pool
-from engine.store.port import Answer, Described, Listing, Origin, Roster, StoreError, Timed
+from engine.store.port import Answer, Described, Listing, Origin, Roster, StoreError, Timed, in_parts
 from engine.store.privileges import Rights, read_grants
-from engine.store.queries import START_OF_TIME_NS, statement, statements_of
+from engine.store.queries import START_OF_TIME_NS, TableStatements, statement, statements_of
 from engine.store.reach import Reach
 from engine.store.recent import Recent
 from engine.store.roster import Introduction, RosterConnection
@@ -172,6 +174,10 @@ class MySQLStore:
         """Close all connections. Later calls raise StoreError."""
         self._pool.close()
         self._roster.close()
+
+    def set_more_connections(self, count: int) -> None:
+        """So many connections more may be used from now on."""
+        self._pool.set_more(count)
 
     def server_changed(self) -> None:
         """Another server is the primary: end all connections to the one before. Calls under way
@@ -435,16 +441,21 @@ class MySQLStore:
             return None
         return self._begin(connection, lookup, lookup.run)
 
-    def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
+    def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[Changed]:
         """Release claims. Returns the number of rows whose claim still was ours."""
-        count, held, now = self._retried(partial(self._release, table, returns))
-        for pause_s in self._limits.locked_pauses_s:
+        held: Sequence[Return] = returns
+        refused: dict[Key, str] = {}
+        count = now = 0
+        for pause_s in (0.0, *self._limits.locked_pauses_s):
+            time.sleep(pause_s)
+            parts, reasons = in_parts(held, lambda part: self._retried(partial(self._release, table, part)))
+            refused |= {claim.key: reason for claim, reason in reasons.items()}
+            count += sum(released for released, _, _ in parts)
+            held = [claim for _, still, _ in parts for claim in still]
+            now = max([now, *(now_at for _, _, now_at in parts)])
             if not held:
                 break
-            time.sleep(pause_s)
-            more, held, now = self._retried(partial(self._release, table, held))
-            count += more
-        return Timed(count, now)
+        return Timed(Changed(count, refused), now or self.ping().now_ns)
 
     def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
         """Carry out ACKs of clients in one transaction. Returns the affected rows of each."""
@@ -493,13 +504,13 @@ class MySQLStore:
         """Move dead messages into the message table `dead_letter`, in one transaction."""
         return self._retried(partial(self._move_dead_letters, table, {want.key: want for want in wanted}, dead_letter))
 
-    def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
+    def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[Changed]:
         """Delete up to `limit` rows acknowledged more than `age_ns` ago. Returns their number."""
         partitions: Sequence[str] = ()
         if table.kept_by_partition:
             with self._pool.connection() as connection:
                 partitions = self._retention.maintain(connection, table, age_ns)
-        purged = self._retried(partial(self._purge, table, age_ns, limit, partitions))
+        purged = self._purge(table, age_ns, limit, partitions)
         if table.policy.group_rate is not None and not table.policy.paused:
             with self._pool.connection() as connection:
                 self._idle_rates.delete(connection, table, purged.now_ns, limit)
@@ -577,31 +588,30 @@ class MySQLStore:
         with self._pool.connection() as connection:
             return DeadLetterMove(connection, table, dead_letter).run(wanted)
 
-    def _purge(self, table: QueueTable, age_ns: int, limit: int, partitions: Sequence[str]) -> Timed[int]:
+    def _purge(self, table: QueueTable, age_ns: int, limit: int, partitions: Sequence[str]) -> Timed[Changed]:
         sql = statements_of(table)
         within, from_ns = sql.within(partitions), self._purged_to_ns.get(table.id, START_OF_TIME_NS)
         find = sql("purge_find", partitions=within, from_ns=from_ns, age_ns=age_ns, limit=limit)
         with self._pool.connection() as connection:
             now, found = connection.run([statement("now"), find])
-            now_at = now_ns(now)
-            before_ns = now_at - age_ns
-            old = [
-                (sql.key(raw), int(acked)) for raw, acked in map(text_values, found.rows) if raw is not None and acked
-            ]
-            # A short batch ends a pass. The next pass begins with rows that were locked in this
-            # one, or acknowledged with an earlier time.
-            self._purged_to_ns.put(table.id, old[-1][1] if len(old) == limit else START_OF_TIME_NS)
-            _, *locked = connection.run(
-                [
-                    statement("begin"),
-                    *sql.for_ids("purge_lock", [key for key, _ in old], partitions=within, before_ns=before_ns),
-                ]
-            )
-            keys = keys_of(sql, *locked)
-            answers = connection.run(
-                [*sql.for_ids("purge_delete", keys, partitions=within, before_ns=before_ns), statement("commit")]
-            )
-        return Timed(sum(result.affected for result in answers), now_at)
+        now_at = now_ns(now)
+        old = [(sql.key(raw), int(acked)) for raw, acked in map(text_values, found.rows) if raw is not None and acked]
+        # A short batch ends a pass. The next pass begins with rows that were locked in this
+        # one, or acknowledged with an earlier time.
+        more = len(old) == limit
+        self._purged_to_ns.put(table.id, old[-1][1] if more else START_OF_TIME_NS)
+        words = {"partitions": within, "before_ns": now_at - age_ns}
+        # In another order each time: if so many are refused that the rest is not tried, it is another rest.
+        keys = random.sample([key for key, _ in old], len(old))
+        deleted, refused = in_parts(keys, lambda part: self._retried(partial(self._delete_acked, sql, part, words)))
+        return Timed(Changed(sum(deleted), refused, more), now_at)
+
+    def _delete_acked(self, sql: TableStatements, keys: Sequence[Key], words: Mapping[str, object]) -> int:
+        with self._pool.connection() as connection:
+            _, *locked = connection.run([statement("begin"), *sql.for_ids("purge_lock", keys, **words)])
+            deletes = sql.for_ids("purge_delete", keys_of(sql, *locked), **words)
+            answers = connection.run([*deletes, statement("commit")])
+        return sum(result.affected for result in answers)
 
     # Repeated transactions.
 

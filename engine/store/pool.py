@@ -46,7 +46,7 @@ class Pool:
         self._check = check
         self._on_error = on_error
         self._open_connection = open_link
-        self._most = most
+        self._most, self._more = most, 0
         self._own_writes = own_writes or OwnWrites()
         self._reach = reach or Reach()
         self._changed = threading.Condition()
@@ -129,6 +129,13 @@ class Pool:
         for connection in busy:
             connection.abort()
 
+    def set_more(self, connections: int) -> None:
+        """There may be so many connections more from now on. Those that are too many then end when they are given
+        back."""
+        with self._changed:
+            self._more = connections
+            self._changed.notify_all()
+
     def renew(self) -> None:
         """Replace the present connections: a session keeps the global privileges that it began
         with."""
@@ -206,7 +213,7 @@ class Pool:
         return connection
 
     def _may_go_on(self) -> bool:
-        return self._closed or bool(self._idle) or len(self._busy) + self._opening < self._most
+        return self._closed or bool(self._idle) or len(self._busy) + self._opening < self._most + self._more
 
     def _best(self, context: SessionContext) -> int:
         """The index of the last used idle connection with this context, else without one, else of
@@ -222,6 +229,7 @@ class Pool:
         with self._changed:
             self._busy.discard(connection)
             keep = not (self._closed or connection.broken or connection in self._outdated)
+            keep = keep and len(self._busy) + len(self._idle) < self._most + self._more
             self._outdated.discard(connection)
             if keep:
                 self._idle.append(connection)

@@ -16,6 +16,7 @@ from engine.model import (
     ANYTHING,
     BatchCheck,
     BatchesChecked,
+    Changed,
     Claimed,
     ClaimResult,
     Delivery,
@@ -36,8 +37,11 @@ from engine.model import (
     Wanted,
 )
 from engine.queue_table import BrokenTable, Policy, QueueTable
+from engine.refused import InParts, Refusal
 from engine.store.acks import Ack
 
+R = TypeVar("R")
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -85,6 +89,27 @@ ROLLED_BACK = frozenset({1020, 1213})
 has changed since this one began to read (MariaDB's innodb_snapshot_isolation; not under READ
 COMMITTED, which the engine's are), and a deadlock."""
 
+TIMED_OUT = frozenset({1969, 3024})
+"""Errors of a statement that took longer than the server's limit for it, MariaDB's and MySQL's."""
+
+NOT_OF_A_ROW = UNREACHABLE | frozenset(
+    {
+        *(*ROLLED_BACK, LOCK_WAIT_TIMEOUT, 3572),  # Another transaction has locked or changed the row.
+        *(3, 28, 1021, 1026, 1030, 1114),  # The disk is full, or fails.
+        *(1037, 1038, 1041, 1135),  # The memory is used up.
+        *(1036, 1290, 1792, 1836),  # The server or the table is read-only.
+        *(1598, 1665, 1666),  # The binary log cannot have the statement.
+        *(1317, 1927, 1094),  # Somebody has killed the statement or the connection.
+    }
+)
+"""Errors about the server, the table or other transactions: another row would be refused as well, or the same
+one will not be. Whatever else the server says may be about one row."""
+
+
+ROW_IS_REFERENCED = 1451
+REFERRED_TO = f"another table refers to it by a foreign key ({ROW_IS_REFERENCED})"
+"""Without the name of that table, as the server tells those who may not see it."""
+
 
 class StoreError(Exception):
     """The call failed, or its result was lost. Then it is unknown whether the database executed it.
@@ -92,16 +117,46 @@ class StoreError(Exception):
     `code` is MySQL's error number, 0 without one. `lasting`: another attempt fails too until
     somebody changes the table (it was dropped, a column is missing, a privilege is denied).
     `unreachable`: the error is in UNREACHABLE, and not about the statement. `waited`: another session
-    held a lock for too long. `rolled_back`: the error is in ROLLED_BACK.
+    held a lock for too long. `rolled_back`: the error is in ROLLED_BACK. `timed_out`: the statement took too
+    long. `refused`: the server did nothing, perhaps because of one of the rows.
     """
 
-    def __init__(self, message: str, *, code: int = 0, lasting: bool = False) -> None:
+    def __init__(
+        self, message: str, *, code: int = 0, lasting: bool = False, timed_out: bool = False, refused: bool = False
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.lasting = lasting
         self.unreachable = code in UNREACHABLE
         self.waited = code == LOCK_WAIT_TIMEOUT
         self.rolled_back = code in ROLLED_BACK
+        self.timed_out = timed_out or code in TIMED_OUT
+        self.refused = refused or (code > 0 and not (lasting or timed_out or code in NOT_OF_A_ROW))
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Set: one of the rows may be the reason, so fewer of them may succeed."""
+        return Refusal(str(self), lasted=self.timed_out) if self.refused or self.timed_out else None
+
+
+def in_parts(rows: Sequence[R], do: Callable[[Sequence[R]], T]) -> tuple[list[T], Mapping[R, str]]:
+    """Do something to many rows, and pass over those that the server refuses. `do` does it to all rows of a part,
+    or raises StoreError and has done nothing.
+
+    Returns the results of the parts, and the rows that were refused, each with the error. Raises any other error:
+    what was done before stays done.
+    """
+    parts, results = InParts(rows), list[T]()
+    while part := parts.next():
+        try:
+            results.append(do(part))
+        except StoreError as error:
+            if not (error.refused or error.lasting):
+                raise
+            parts.refused(REFERRED_TO if error.code == ROW_IS_REFERENCED else str(error), each=error.lasting)
+        else:
+            parts.done()
+    return results, parts.reasons
 
 
 class NoPrimaryError(StoreError):
@@ -282,7 +337,7 @@ class Store(Protocol):
         """Begin `unlocked` without waiting for anything, as `begin_claim` does. None: it cannot be begun so,
         and nothing was done. Raises nothing."""
 
-    def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
+    def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[Changed]:
         """Release claims, and count failed deliveries of messages that were locked. Returns the
         number of rows that still showed the claim, or the state before the delivery."""
 
@@ -319,7 +374,10 @@ class Store(Protocol):
         again after its `wait_ns`.
         """
 
-    def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
+    def set_more_connections(self, count: int) -> None:
+        """So many connections more may be used from now on: as many calls last, and keep theirs."""
+
+    def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[Changed]:
         """Delete up to `limit` rows acknowledged more than `age_ns` ago. Returns their number.
 
         In a table partitioned by time, whole partitions of such rows are dropped, which are not

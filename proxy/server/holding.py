@@ -57,6 +57,10 @@ def _rate(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.subscribers) and next_ns is not None and next_ns > dispatcher.parts.now.mono_ns
 
 
+def _refused(dispatcher: Dispatcher) -> bool:
+    return len(dispatcher.parts.refusals) > 0
+
+
 def _consumers_full(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.subscribers) and not dispatcher.parts.groups.with_credit()
 
@@ -72,6 +76,7 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
         "batch": (_batch, "follow-ups wait for the parts of their batches"),
         "semaphores": (_semaphores, "each message needs a semaphore that is full or does not exist"),
         "rate": (_rate, "max_rate allows the next one later"),
+        "refused": (_refused, "the server refuses claims of messages, which are passed over: see Problem or the log"),
         "consumers_full": (_consumers_full, "each stream has as many as it may hold, or does not read"),
     }
 )

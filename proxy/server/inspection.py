@@ -251,6 +251,7 @@ class Inspector:
         return await asyncio.shield(task)
 
     async def _queue(self, queue: QueueTable) -> QueueDetails:
+        measures = next(found.parts.measures for other, found in self._engine.runners() if other.id == queue.id)
         details = QueueDetails(
             queue.id,
             0,
@@ -259,7 +260,7 @@ class Inspector:
             group_columns=tuple(column.name for column in queue.group_columns[: queue.policy.turn_values]),
             dead_letter=queue.dead_letter,
             sources=tuple(TableId(db or queue.id.db, name) for db, name in queue.policy.dead_letter_of),
-            problems=(*queue.warnings, *queue.advice),
+            problems=(*queue.warnings, *queue.advice, *measures.problems.texts(time.monotonic_ns())),
         )
         if queue.scan_index is None:
             return details

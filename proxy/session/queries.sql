@@ -41,6 +41,14 @@ COMMIT AND NO CHAIN NO RELEASE
 -- The same for one that failed.
 ROLLBACK AND NO CHAIN NO RELEASE
 
+-- name: mark
+-- A savepoint, before rows that the server may refuse to change.
+SAVEPOINT ackstream_mark
+
+-- name: back_to_mark
+-- Undoes what was done since, and keeps the locks from before.
+ROLLBACK TO SAVEPOINT ackstream_mark
+
 -- name: count_of_one
 -- After it, ROW_COUNT() is 1, and there is no warning: as after an ACK of one message. On both
 -- servers no other statement does this without a change of a table.
@@ -367,8 +375,9 @@ SELECT COUNT(*) FROM $index WHERE $range
 SELECT COUNT(*) FROM $index
 
 -- name: find_acknowledged
--- A batch of messages that were acknowledged before the purge began. Locked ones are passed over.
-SELECT $id FROM $table $index_hint WHERE time_acked <= $before_ns
+-- A batch of messages that were acknowledged before the purge began. Locked ones are passed over, and those
+-- that the server has refused to delete ($more).
+SELECT $id FROM $table $index_hint WHERE time_acked <= $before_ns $more
 ORDER BY time_acked LIMIT $limit FOR UPDATE SKIP LOCKED
 
 -- name: delete_acknowledged

@@ -2,24 +2,26 @@
 own session.
 
 Locked rows are passed over, so these statements do not wait for an application's open transaction
-and do not undo what it does. If the work ends between two batches (KILL QUERY, a lost connection,
-an error), every message is in one of the two tables. Neither runs inside a transaction of the
+and do not undo what it does. Rows that the server refuses to change are passed over, too
+(engine.refused). If the work ends between two batches (KILL QUERY, a lost connection, an error),
+every message is in one of the two tables. Neither runs inside a transaction of the
 client's, which would have to be as large as the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.model import Key, TableId
 from engine.queue_table import QueueTable
 from engine.quoting import qualified, quoted, text_literal
+from engine.refused import NAMED_MAX, InParts
 from engine.service import Engine
-from engine.store.port import ROLLED_BACK
+from engine.store.port import NOT_OF_A_ROW, ROLLED_BACK
 from engine.store.queries import FORMS
 from proxy.session.internal_queries import (
     Refused,
@@ -41,6 +43,8 @@ from sqlrewrite.queue_statements import PurgeQueue, RedriveQueue
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
+T = TypeVar("T")
+
 BATCH_ROWS = 1_000
 """Rows of one transaction: so many that commits do not dominate, so few that locks are held for
 milliseconds."""
@@ -48,16 +52,28 @@ milliseconds."""
 ATTEMPTS_MAX = 5
 """Attempts at a batch that the server rolls back in favour of another transaction."""
 
+REFUSED_MAX = 1_000
+"""Rows that the server refuses and that are passed over. With more, the statement ends: a purge names them in the
+text that finds the next batch."""
+
 COLUMNS_MAX = 4_096
 """The most columns that a table can have."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """The result of one transaction: its number of rows, and the last id."""
+class _Work:
+    """What is done to rows in batches."""
 
-    count: int
-    last: Key | None = None
+    queue: QueueTable
+    """The rows are its."""
+    find: Callable[[Key | None, str], str]
+    """The statement that finds and locks a batch: behind the last id of the batch before, and with a condition
+    that leaves out what was refused."""
+    statements: Callable[[str], Sequence[str]]
+    """What is done to rows with these ids. Each statement concerns all of them."""
+    done: str
+    """What has been done, in a word."""
+    committed: Callable[[], None] = lambda: None
 
 
 class PurgeRedrive:
@@ -69,20 +85,17 @@ class PurgeRedrive:
     async def purge(self, session: ClientSession, name: TableName) -> bytes:
         """Delete the messages of a queue that are acknowledged now; returns the OK packet."""
         queue = await self._usable(session, name)
-        table, form = qualified(queue.id), FORMS[queue.id_kind]
+        table = qualified(queue.id)
         hint = f"FORCE INDEX ({quoted(queue.scan_index)})" if queue.scan_index else ""
         now_ns = await server_time_ns(session)
-        find = sql("find_acknowledged", id=_id(queue), table=table, index_hint=hint, before_ns=now_ns, limit=BATCH_ROWS)
-
-        async def batch(_last: Key | None) -> _Batch:
-            keys = await _keys(session, queue, find)
-            if keys:
-                ids = ", ".join(map(form.literal, keys))
-                deleted = await checked_query(session, sql("delete_acknowledged", table=table, ids=ids))
-                return _Batch(deleted.outcome.affected_rows)
-            return _Batch(0)
-
-        return await _in_batches(session, batch)
+        words = {"id": _id(queue), "table": table, "index_hint": hint, "before_ns": now_ns, "limit": BATCH_ROWS}
+        work = _Work(
+            queue,
+            lambda _, more: sql("find_acknowledged", more=more, **words),
+            lambda ids: [sql("delete_acknowledged", table=table, ids=ids)],
+            "deleted",
+        )
+        return await _in_batches(session, work)
 
     async def redrive(self, session: ClientSession, statement: RedriveQueue) -> bytes:
         """Move dead messages to another queue as new ones; returns the OK packet."""
@@ -113,39 +126,28 @@ class PurgeRedrive:
     async def _move(
         self, session: ClientSession, dead: QueueTable, target: QueueTable, condition: Condition | None
     ) -> bytes:
-        form = FORMS[dead.id_kind]
         source, into = qualified(dead.id), qualified(target.id)
         # A client without these rights may not see the columns either, and gets the server's error.
         await checked_query(session, sql("right_to_redrive", into=into, source=source))
         columns = await _common_columns(session, dead, target)
         names = ", ".join(map(quoted, columns))
         values = ", ".join(_AS_NEW.get(column.casefold(), quoted(column)) for column in columns)
+        wanted = "" if condition is None else f" AND {condition.sql()}"
 
-        async def batch(last: Key | None) -> _Batch:
-            behind = "" if last is None else f" AND id > {form.literal(last)}"
-            wanted = "" if condition is None else f" AND {condition.sql()}"
-            find = sql(
-                "find_dead",
-                id=_id(dead),
-                table=source,
-                id_index=quoted(dead.id_index),
-                condition=f"time_acked IS NULL{behind}{wanted}",
-                limit=BATCH_ROWS,
-            )
-            keys = await _keys(session, dead, find)
-            if not keys:
-                return _Batch(0)
-            ids = ", ".join(map(form.literal, keys))
-            copy = sql("copy_dead", into=into, columns=names, values=values, table=source, ids=ids)
-            moved = await checked_query(session, copy)
-            deleted = await checked_query(session, sql("delete_dead", table=source, ids=ids))
-            counts = moved.outcome.affected_rows, deleted.outcome.affected_rows
-            if set(counts) != {len(keys)}:  # By a trigger or a collation. No message may be lost.
-                problem = f"Of {len(keys)} dead messages {counts[0]} were copied and {counts[1]} deleted: rolled back"
-                raise ServerError(1105, "HY000", problem)
-            return _Batch(len(keys), keys[-1])
+        def find(last: Key | None, _more: str) -> str:
+            behind = "" if last is None else f" AND id > {FORMS[dead.id_kind].literal(last)}"
+            return sql("find_dead", condition=f"time_acked IS NULL{behind}{wanted}", **words)
 
-        return await _in_batches(session, batch, lambda: self._engine.written(target.id.name.casefold()))
+        words = {"id": _id(dead), "table": source, "id_index": quoted(dead.id_index), "limit": BATCH_ROWS}
+        copy = {"into": into, "columns": names, "values": values, "table": source}
+        work = _Work(
+            dead,
+            find,
+            lambda ids: [sql("copy_dead", ids=ids, **copy), sql("delete_dead", table=source, ids=ids)],
+            "moved",
+            lambda: self._engine.written(target.id.name.casefold()),
+        )
+        return await _in_batches(session, work)
 
 
 def refuse_in_transaction(statement: PurgeQueue | RedriveQueue, *, in_transaction: bool) -> None:
@@ -160,26 +162,67 @@ _AS_NEW = {"epoch": "0", "time_next": NOW_NS, "time_acked": "NULL"}
 """The values of columns that a moved message does not keep."""
 
 
-async def _in_batches(
-    session: ClientSession,
-    batch: Callable[[Key | None], Awaitable[_Batch]],
-    committed: Callable[[], None] | None = None,
-) -> bytes:
-    """Run batches until one finds nothing; returns the OK packet with the number of all rows."""
+async def _in_batches(session: ClientSession, work: _Work) -> bytes:
+    """Run batches until one finds nothing; returns the OK packet with the number of all rows. Rows that the server
+    refuses are passed over, and its error is raised behind the others."""
     await end_own_transaction(session, was_in_transaction=False)
-    total = 0
-    last: Key | None = None
-    while session.interrupted is None:
-        done = await _in_transaction(session, partial(batch, last))
-        if committed is not None and done.count:
-            committed()
-        total, last = total + done.count, done.last
-        if not done.count:
-            return make_ok(affected_rows=total, status=session.status)
-    raise session.interrupted.again()
+    refused: dict[Key, ServerError] = {}
+    total, last = 0, None
+    while session.interrupted is None and len(refused) <= REFUSED_MAX:
+        keys, done = await _in_transaction(session, partial(_batch, session, work, last, refused))
+        total += done
+        if done:
+            work.committed()
+        if not keys:
+            break
+        last = keys[-1]
+    if session.interrupted is not None:
+        raise session.interrupted.again()
+    if refused:
+        first = next(iter(refused.values()))
+        count, ids = len(refused), ", ".join(map(str, list(refused)[:NAMED_MAX]))
+        stay = f"1 row stays: id {ids}" if count == 1 else f"{count} rows stay, the first of them id {ids}"
+        raise ServerError(first.code, first.sqlstate, f"{first.message}: {stay}; {total} rows are {work.done}")
+    return make_ok(affected_rows=total, status=session.status)
 
 
-async def _in_transaction(session: ClientSession, work: Callable[[], Awaitable[_Batch]]) -> _Batch:
+async def _batch(
+    session: ClientSession, work: _Work, last: Key | None, refused: dict[Key, ServerError]
+) -> tuple[Sequence[Key], int]:
+    """Do the work to a batch of rows, in parts if some are refused. Returns those that were found, and how many are
+    done. `refused` gets the others."""
+    form = FORMS[work.queue.id_kind]
+    more = f" AND id NOT IN ({', '.join(map(form.literal, refused))})" if refused else ""
+    keys = await _keys(session, work.queue, work.find(last, more))
+    parts, done = InParts(keys, tries_max=2 * len(keys)), 0
+    errors: dict[str, ServerError] = {}
+    while part := parts.next():
+        await checked_query(session, sql("mark"))
+        try:
+            await _all_of_them(session, len(part), work.statements(", ".join(map(form.literal, part))))
+        except Refused as error:
+            found = parse_err(error.payload)
+            if found.code in NOT_OF_A_ROW:
+                raise
+            await checked_query(session, sql("back_to_mark"))
+            errors[found.message] = found
+            parts.refused(found.message)
+        else:
+            parts.done()
+            done += len(part)
+    refused |= {key: errors[text] for key, text in parts.reasons.items()}
+    return keys, done
+
+
+async def _all_of_them(session: ClientSession, rows: int, statements: Sequence[str]) -> None:
+    """Run statements that concern so many rows each. Raises ServerError if one did not: by a trigger or a collation.
+    No message may be lost."""
+    counts = [(await checked_query(session, text)).outcome.affected_rows for text in statements]
+    if set(counts) != {rows}:
+        raise ServerError(1105, "HY000", f"Of {rows} rows {counts} were changed: rolled back")
+
+
+async def _in_transaction(session: ClientSession, work: Callable[[], Awaitable[T]]) -> T:
     """Run one batch and commit it; repeat it if the server rolled it back in favour of another transaction."""
     attempts = 0
     while True:

@@ -129,8 +129,13 @@ class Show:
         if len(tables) > QUEUES_MAX:
             raise ServerError(1105, "HY000", f"There are more than {QUEUES_MAX} queues: narrow it down by FROM or LIKE")
         subscribers = {queue.id: len(dispatcher.subscribers) for queue, dispatcher in self._engine.runners()}
+        now_ns = time.monotonic_ns()
+        refused = {
+            queue.id: dispatcher.parts.measures.problems.texts(now_ns, of_rows=True)
+            for queue, dispatcher in self._engine.runners()
+        }
         unread: dict[str, list[str]] = {}
-        full = [await self._row(session, table, subscribers, unread) for table in tables]
+        full = [await self._row(session, table, subscribers, unread, refused) for table in tables]
         return Result(QUEUE_COLUMNS, full) if statement.full else _summary(full)
 
     async def streams(self, session: ClientSession) -> Result:
@@ -151,8 +156,10 @@ class Show:
         table: TableId,
         subscribers: Mapping[TableId, int],
         unread: dict[str, list[str]],
+        refused: Mapping[TableId, Sequence[str]],
     ) -> list[object]:
-        """`unread`: the results of `_unread_parts` for the databases of this statement."""
+        """`unread`: the results of `_unread_parts` for the databases of this statement. `refused`: what the
+        server refuses of each queue."""
         try:
             found = await self._engine.inspect(table)
         except StoreError as error:
@@ -161,7 +168,7 @@ class Show:
             case QueueTable() as queue:
                 if queue.after_batch is not None and table.db not in unread:
                     unread[table.db] = await self._unread_parts(session, table.db)
-                waits = unread[table.db] if queue.after_batch is not None else []
+                waits = [*refused.get(queue.id, ()), *(unread[table.db] if queue.after_batch is not None else ())]
                 return await self._queue_row(session, queue, subscribers.get(queue.id, 0), waits)
             case BrokenTable() as broken:
                 return _bare_row(table, "broken", "; ".join(broken.problems))

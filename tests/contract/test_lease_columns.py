@@ -174,7 +174,7 @@ def test_a_message_without_a_time_is_due_and_not_in_flight(subject: AnySubject) 
 def test_abandoned_messages_are_released_as_sent_ones_and_due_at_once(subject: AnySubject) -> None:
     claim(subject, 37, 1)
     claims = subject.store.find_abandoned(subject.table, 37, 100).value
-    assert subject.store.release(subject.table, claims).value == 1
+    assert subject.store.release(subject.table, claims).value.rows == 1
     row = lease_of(subject, 1)
     assert row.epoch == 1
     assert row.entry.due_ns <= subject.now_ns()
@@ -186,7 +186,7 @@ def test_a_message_that_was_claimed_again_meanwhile_stays_with_its_new_holder(su
     assert [claim.key for claim in claims] == [1]
     subject.wait_until(made.deadline_ns)
     (again,) = subject.store.claim(subject.table, [Wanted(1, 1, 30 * S)], 38).value
-    assert subject.store.release(subject.table, claims).value == 0
+    assert subject.store.release(subject.table, claims).value.rows == 0
     assert lease_of(subject, 1).time_next_ns == again.deadline_ns
 
 

@@ -95,7 +95,7 @@ class TestDropping:
         put_acked(subject, 0.1, 1, 2, 3.2, 4, 7, 9)
         subject.execute("INSERT INTO messages (id, time_next) VALUES (1000, 0), (1001, 0)")
         before = names(subject)
-        assert subject.store.purge(subject.table, 3 * HOUR, 100).value == 0
+        assert subject.store.purge(subject.table, 3 * HOUR, 100).value.rows == 0
         assert ids(subject) == [1, 10, 20, 32, 1000, 1001]
         after = names(subject)
         assert after[0] == "live"
@@ -105,14 +105,14 @@ class TestDropping:
     def test_old_rows_in_other_partitions_are_deleted_row_by_row(self, subject: ServerSubject) -> None:
         """In the lowest partition, where somebody put back what is older than all of them, and in the last one."""
         put_acked(subject, 200, 300, -50)
-        assert subject.store.purge(subject.table, 3 * HOUR, 1).value == 1
-        assert subject.store.purge(subject.table, 3 * HOUR, 100).value == 1
+        assert subject.store.purge(subject.table, 3 * HOUR, 1).value.rows == 1
+        assert subject.store.purge(subject.table, 3 * HOUR, 100).value.rows == 1
         assert ids(subject) == [-500]
 
     def test_everything_acknowledged_can_be_purged_now(self, subject: ServerSubject) -> None:
         put_acked(subject, 0.1, 5.5)
         subject.execute("INSERT INTO messages (id) VALUES (1000)")
-        assert subject.store.purge(subject.table, 0, 100).value == 1
+        assert subject.store.purge(subject.table, 0, 100).value.rows == 1
         assert ids(subject) == [1000]
 
     def test_two_proxies_may_maintain_partitions_at_once(
@@ -165,7 +165,7 @@ class TestAhead:
         clause = partition_clause(now_ns - 11 * HOUR, HOUR, 13).replace("RANGE (", "RANGE COLUMNS (")
         subject = partitioned_queue(server, clause)
         put_acked(subject, 7.5)
-        assert subject.store.purge(subject.table, 3 * HOUR, 100).value == 0
+        assert subject.store.purge(subject.table, 3 * HOUR, 100).value.rows == 0
         assert (ids(subject), len(self.future(subject))) == ([], AHEAD)
         subject.close()
 
@@ -178,7 +178,7 @@ class TestNobodyWaits:
         store, before = impatient(), names(subject)
         with subject.connect(autocommit=False) as other, other.cursor() as cursor:
             cursor.execute("INSERT INTO messages (id) VALUES (1000)")
-            assert store.purge(subject.table, 3 * HOUR, 100).value == 0
+            assert store.purge(subject.table, 3 * HOUR, 100).value.rows == 0
             assert names(subject) == before
             cursor.execute("UPDATE messages SET epoch = 1 WHERE id = 1000 AND time_acked IS NULL")
             other.commit()
@@ -250,8 +250,8 @@ class TestNobodyWaits:
         put_acked(subject, 0.5, 7.5, 8.5)
         store = impatient(user)
         # The server itself may use the table for a moment, and then no partition can be added.
-        eventually(lambda: store.purge(subject.table, 3 * HOUR, 100).value == 2)
-        assert store.purge(subject.table, 3 * HOUR, 100).value == 0
+        eventually(lambda: store.purge(subject.table, 3 * HOUR, 100).value.rows == 2)
+        assert store.purge(subject.table, 3 * HOUR, 100).value.rows == 0
         assert ids(subject) == [5]
         (logged,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert "command denied" in logged
@@ -332,6 +332,6 @@ def test_a_table_that_is_partitioned_by_its_id_is_a_queue_like_any_other(server:
         ).value.problem
         is None
     )
-    assert store.purge(table, 0, 100).value == 10
+    assert store.purge(table, 0, 100).value.rows == 10
     assert subject.execute("SELECT COUNT(*) FROM messages") == [(80,)]
     subject.close()

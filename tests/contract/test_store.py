@@ -530,7 +530,7 @@ class TestUnlocked:
 
 class TestRelease:
     def release(self, subject: Subject, returns: Sequence[Return]) -> int:
-        return subject.store.release(subject.table, returns).value
+        return subject.store.release(subject.table, returns).value.rows
 
     def test_an_unsent_claim_is_undone(self, subject: Subject) -> None:
         due_ns = subject.now_ns() - 5 * S
@@ -708,28 +708,28 @@ class TestPurge:
             Row(3, 0, 1, now_ns - 3 * HOUR),
             Row(4, 0, 1, None, None),
         )
-        assert subject.store.purge(subject.table, 2 * HOUR, 100).value == 1
+        assert subject.store.purge(subject.table, 2 * HOUR, 100).value.rows == 1
         assert [key for key in (1, 2, 3, 4) if subject.row(key)] == [2, 3, 4]
 
     def test_the_oldest_go_first_and_no_more_than_asked(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         subject.put(*(Row(key, 0, 1, None, now_ns - key * HOUR) for key in range(1, 8)))
-        assert subject.store.purge(subject.table, 0, 3).value == 3
+        assert subject.store.purge(subject.table, 0, 3).value.rows == 3
         assert [key for key in range(1, 8) if subject.row(key)] == [1, 2, 3, 4]
 
     def test_locked_rows_do_not_hold_back_those_behind_them(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         subject.put(*(Row(key, 0, 1, None, now_ns - (10 - key) * HOUR) for key in range(1, 8)))
         with subject.locked(1, 2):
-            purged = [subject.store.purge(subject.table, 0, 2).value for _ in range(4)]
+            purged = [subject.store.purge(subject.table, 0, 2).value.rows for _ in range(4)]
             assert sum(purged) == 5
             assert [key for key in range(1, 8) if subject.row(key)] == [1, 2]
-        assert sum(subject.store.purge(subject.table, 0, 2).value for _ in range(2)) == 2
+        assert sum(subject.store.purge(subject.table, 0, 2).value.rows for _ in range(2)) == 2
 
     def test_what_was_acknowledged_back_in_time_goes_when_it_is_found(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         subject.put(*(Row(key, 0, 1, None, now_ns - key * HOUR) for key in range(1, 6)))
-        assert subject.store.purge(subject.table, 0, 2).value == 2
+        assert subject.store.purge(subject.table, 0, 2).value.rows == 2
         subject.put(Row(9, 0, 1, None, now_ns - 9 * HOUR))
         for _ in range(4):
             subject.store.purge(subject.table, 0, 2)
@@ -737,7 +737,7 @@ class TestPurge:
 
     def test_an_age_beyond_1970_purges_nothing(self, subject: Subject) -> None:
         subject.put(Row(1, 0, 1, None, subject.now_ns() - HOUR))
-        assert subject.store.purge(subject.table, 100 * 365 * 24 * HOUR, 10).value == 0
+        assert subject.store.purge(subject.table, 100 * 365 * 24 * HOUR, 10).value.rows == 0
 
 
 class TestCatalog:

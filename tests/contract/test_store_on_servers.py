@@ -142,7 +142,7 @@ def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdT
         found = store.lookup(table, list(claims)).value
         assert {key: (entry.epoch, entry.due_ns) for key, entry in found.items()} == claims
         returns = [Return(key, entry.epoch, entry.due_ns, 5, sent=False) for key, entry in found.items()]
-        assert store.release(table, returns).value == len(claims)
+        assert store.release(table, returns).value.rows == len(claims)
         assert subject.execute("SELECT DISTINCT epoch, time_next FROM messages") == [(0, 5)]
         before = subject.execute("SELECT id FROM messages ORDER BY id")
         result = store.move_dead_letters(table, [Wanted(key, 0, S) for key in claims], subject.dead_letter()).value
@@ -150,7 +150,7 @@ def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdT
         assert subject.execute("SELECT id FROM dead ORDER BY id") == before
         subject.execute("INSERT INTO messages SELECT * FROM dead")
         subject.execute("UPDATE messages SET time_acked = 1, time_next = NULL")
-        assert store.purge(table, 0, 100).value == len(claims)
+        assert store.purge(table, 0, 100).value.rows == len(claims)
 
 
 COLUMN_TYPES = """
@@ -356,7 +356,7 @@ class TestOthersAtTheSameTime:
                 eventually(
                     lambda: subject.row(2) and subject.execute("SELECT epoch FROM messages WHERE id = 2")[0] == (0,)
                 )
-            assert released.result().value == 2
+            assert released.result().value.rows == 2
 
     def test_a_row_that_stays_locked_is_not_released_and_the_others_are(self, subject: ServerSubject) -> None:
         store = MySQLStore(
@@ -366,14 +366,14 @@ class TestOthersAtTheSameTime:
         claims = store.claim(subject.table, [Wanted(key, 0, 30 * S) for key in (1, 2)]).value
         returns = [Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent=False) for claim in claims]
         with subject.locked(1):
-            assert store.release(subject.table, returns).value == 1
+            assert store.release(subject.table, returns).value.rows == 1
         store.close()
 
     def test_purging_a_small_table_is_not_stopped_by_a_locked_row(self, subject: ServerSubject) -> None:
         insert(subject, *range(1, 51))
         subject.acknowledge(*range(11, 51))
         with subject.locked(*range(1, 11)):
-            assert subject.store.purge(subject.table, 0, 100).value == 40
+            assert subject.store.purge(subject.table, 0, 100).value.rows == 40
         assert subject.execute("SELECT COUNT(*) FROM messages") == [(10,)]
 
     def test_a_purge_neither_waits_for_a_transaction_nor_makes_one_wait(self, subject: ServerSubject) -> None:
@@ -391,8 +391,8 @@ class TestOthersAtTheSameTime:
                 cursor.execute("SELECT * FROM messages WHERE id = %s FOR UPDATE", [turn + 20])
 
             with interrupted_store(subject, work, work) as store:
-                assert store.purge(subject.table, 0, 30).value == 30
-                assert store.purge(subject.table, 0, 30).value == 20
+                assert store.purge(subject.table, 0, 30).value.rows == 30
+                assert store.purge(subject.table, 0, 30).value.rows == 20
             other.commit()
         assert next(turns) > 60
 
@@ -400,8 +400,8 @@ class TestOthersAtTheSameTime:
         insert(subject, 1, 2)
         subject.acknowledge(1, 2)
         with subject.locked(1):
-            assert subject.store.purge(subject.table, 0, 100).value == 1
-        assert subject.store.purge(subject.table, 0, 100).value == 1
+            assert subject.store.purge(subject.table, 0, 100).value.rows == 1
+        assert subject.store.purge(subject.table, 0, 100).value.rows == 1
 
     def test_rows_changed_by_hand_are_claimed_as_they_now_are(self, server: EmbeddedServer) -> None:
         nullable = COLUMNS.replace("priority INT NOT NULL DEFAULT 0", "priority INT").replace(
@@ -952,7 +952,7 @@ def test_a_dropped_memory_of_a_table_changes_no_result(server: EmbeddedServer, s
         tables = [subject.table, other] * 3
         seen = [[store.scan(table, 5).value for table in tables] for store in (forgetful, subject.store)]
         assert seen[0] == seen[1]
-        assert [forgetful.purge(table, 0, 4).value for table in tables] == [4, 4, 4, 4, 2, 2]
+        assert [forgetful.purge(table, 0, 4).value.rows for table in tables] == [4, 4, 4, 4, 2, 2]
 
 
 def test_a_connection_is_killed_only_on_the_server_that_gave_it_its_id(
@@ -1017,7 +1017,7 @@ def test_variables_set_by_a_tables_triggers_affect_no_other_statement(server: Em
         subject.execute("DELETE FROM messages WHERE id = 4")
         assert store.claim(subject.table, [Wanted(1, 1, S)]).now_ns - before_ns < 600 * S
         assert store.claim(subject.table, [Wanted(3, 0, S)]).value == ()
-        assert store.purge(subject.table, 600 * S, 10).value == 0
+        assert store.purge(subject.table, 600 * S, 10).value.rows == 0
         looked_up = store.lookup(subject.table, [1, 2, 3])
         assert (sorted(looked_up.value, key=int), looked_up.now_ns - before_ns < 600 * S) == ([1, 3], True)
     subject.close()

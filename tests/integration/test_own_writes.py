@@ -137,7 +137,7 @@ def test_of_claims_releases_and_purges_no_event_is_decoded(log: Log) -> None:
     for key in range(1, 51):
         log.store.release(queue, claim(log.store, queue, [key]))
     claim(log.store, queue, list(range(51, 91)))
-    assert log.store.purge(queue, 0, 100).value == 10
+    assert log.store.purge(queue, 0, 100).value.rows == 10
     log.read()
     assert [event.change for event in log.reader.decoded] == [Change.INSERT, Change.UPDATE]
 

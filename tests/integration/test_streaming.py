@@ -316,3 +316,13 @@ def test_a_dropped_column_ends_the_stream_that_shows_it_and_loses_no_message(
     assert "extra" in str(consumer.error)
     assert rows(connection, "STREAM id, epoch FROM m LIMIT 1 WAIT 20") == [(2, 1)]
     assert run(consumer.connection, "ACK FROM m WHERE id = 1") == 1
+
+
+def test_a_bounded_stream_ends_while_its_claim_is_under_way_and_the_message_comes_later(connection) -> None:
+    create_queue(connection, "m")
+    run(connection, "CREATE TRIGGER sleeps BEFORE UPDATE ON m FOR EACH ROW DO SLEEP(12)")
+    run(connection, "INSERT INTO m (payload) VALUES ('a')")
+    assert rows(connection, "STREAM payload, epoch FROM m WAIT 0.1") == []
+    assert rows(connection, "SELECT 1 FROM information_schema.processlist WHERE state = 'User sleep'") == [(1,)]
+    run(connection, "DROP TRIGGER sleeps")
+    eventually(lambda: rows(connection, "STREAM payload, epoch FROM m WAIT 1") == [("a", 1)])

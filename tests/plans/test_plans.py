@@ -402,7 +402,7 @@ class TestByKey:
         claims = bench.store.claim(bench.table, due).value
         bench.meter.take()
         returns = [Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent) for claim in claims]
-        assert bench.store.release(bench.table, returns).value == len(due)
+        assert bench.store.release(bench.table, returns).value.rows == len(due)
         frugal(bench.meter.take(), **by_id(bench), least=2)
 
     def test_counting_failures_reads_each_row_once_to_lock_it_and_once_to_change_it(
@@ -412,7 +412,7 @@ class TestByKey:
         bench.meter.take()
         states = [(entry.key, entry.epoch, entry.due_ns) for entry in before.values()]
         returns = [Return(key, epoch, due_ns, due_ns, False, failed_wait_ns=S) for key, epoch, due_ns in states]
-        assert bench.store.release(bench.table, returns).value == len(due)
+        assert bench.store.release(bench.table, returns).value.rows == len(due)
         frugal(bench.meter.take(), **by_id(bench), least=2)
 
     def test_missing_rows_cost_one_index_lookup_each(self, bench: Bench) -> None:
@@ -519,14 +519,14 @@ class TestTracing:
 
 class TestPurge:
     def test_it_reads_what_it_deletes(self, bench: Bench) -> None:
-        assert bench.store.purge(bench.table, 3600 * S, LIMIT).value == LIMIT
+        assert bench.store.purge(bench.table, 3600 * S, LIMIT).value.rows == LIMIT
         find, lock, delete = bench.meter.take()
         frugal([find], key="next_up")
         lookups = 3 if bench.table.kept_by_partition else 1  # An id is looked for in the lowest partition, too.
         frugal([lock, delete], key=bench.table.id_index, lookups=lookups)
 
     def test_finding_nothing_costs_nothing(self, bench: Bench) -> None:
-        assert bench.store.purge(bench.table, 100 * 3600 * S, LIMIT).value == 0
+        assert bench.store.purge(bench.table, 100 * 3600 * S, LIMIT).value.rows == 0
         frugal(bench.meter.take(), key="next_up")
 
 

@@ -42,6 +42,7 @@ from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.subscribers import Subscriber
 from engine.model import ANYTHING, NS_PER_S, Claimed, Entry, FetchResult, Key, Portion, Selection, Share
 from engine.queue_table import OnDisconnect, Policy
+from engine.refused import Refusal
 from engine.store.memory import Row
 from tests.support.hunting import assert_objects
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
@@ -413,6 +414,15 @@ class Play(RuleBasedStateMachine):
             self.stage.answer(asked)
         return None
 
+    @rule(key=KEYS)
+    def the_server_refuses_claims_of_a_message(self, key: int) -> None:
+        self.stage.store.unclaimable.add(key)
+
+    @precondition(lambda self: self.stage.store.unclaimable)
+    @rule(pick=PICK)
+    def a_message_is_repaired(self, pick: int) -> None:
+        self.stage.store.unclaimable.remove(self._one_of(sorted(self.stage.store.unclaimable), pick))
+
     @rule()
     def all_goes_well_for_a_moment(self) -> None:
         self.stage.settle()
@@ -456,9 +466,12 @@ class Play(RuleBasedStateMachine):
             assert row.time_acked_ns is not None or row.entry.due_ns <= self.stage.now_ns, f"{key!r} was not released"
 
     def _everything_comes(self) -> None:
-        """A last consumer that acknowledges at once gets every message that is left, and then nothing is held."""
+        """A last consumer that acknowledges at once gets every message that is left, those that the server refuses
+        when they are repaired, and then nothing is held."""
         if not self.plain:
             self._a_consumer_gets_all(EVEN)
+        self._a_consumer_gets_all(ANYTHING)
+        self.stage.store.unclaimable.clear()
         self._a_consumer_gets_all(ANYTHING)
         self.stage.run_until(lambda: self.stage.dispatcher.in_flight == 0)
 
@@ -476,7 +489,8 @@ class Play(RuleBasedStateMachine):
                     stage.acknowledge(key, seen=True)
                 self.last_ones[consumer] = len(got)
             assert not stage.rows.keys() & stage.store.rows[DEAD_LETTERS].keys(), "a message is in two tables"
-            live = [row for row in stage.rows.values() if row.time_acked_ns is None]
+            unclaimable = stage.store.unclaimable
+            live = [row for row in stage.rows.values() if row.time_acked_ns is None and row.key not in unclaimable]
             return not any(condition is None or stage.store.conditions[condition](row) for row in live)
 
         stage.run_until(drained)
@@ -592,7 +606,8 @@ class ExpiredLeasesAreStillSent(BrokenDeliveries):
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
-        self.parts.fetches = FetchesOfEndedLeases(self.parts.groups, limits.fetch_max, self.parts.numbers)
+        size = self.parts.refusals.fetch_size
+        self.parts.fetches = FetchesOfEndedLeases(self.parts.groups, limits.fetch_max, self.parts.numbers, size)
 
 
 class ClaimsWithoutReports(ClaimsUnderWay):
@@ -684,7 +699,7 @@ class AFailedScanIsTheLast(Dispatcher):
 class ALostClaimBlocksThoseBehindIt(Dispatcher):
     """The failure of a claim is not noticed."""
 
-    def claim_failed(self, now: Instant, claim_id: int) -> Effects:
+    def claim_failed(self, now: Instant, claim_id: int, refusal: Refusal | None = None) -> Effects:
         return self._advance(now)
 
 
@@ -804,6 +819,22 @@ class OnlyTheLastEventOfATurnCounts(Dispatcher):
         return super().recorded(now, events[-1:])
 
 
+class OneRefusedMessageHoldsUpOthers(Dispatcher):
+    """A claim that was refused is tried again as it was."""
+
+    def claim_failed(self, now: Instant, claim_id: int, refusal: Refusal | None = None) -> Effects:
+        return super().claim_failed(now, claim_id)
+
+
+class RefusedOnceIsRefusedForEver(Dispatcher):
+    """A message that was passed over is not tried again."""
+
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        for_ever = 10**6 * NS_PER_S
+        limits = replace(limits, refused_pause_min_ns=for_ever, refused_pause_max_ns=for_ever)
+        super().__init__(policy, limits, jitter, now)
+
+
 class GraceNeverEnds(Dispatcher):
     """Messages of other shares are left to their proxies for ever."""
 
@@ -853,6 +884,8 @@ BREAKS = [
     MissedLocksCountAsLocked,
     RowsThatALockHasReadAreForgotten,
     OnlyTheLastEventOfATurnCounts,
+    OneRefusedMessageHoldsUpOthers,
+    RefusedOnceIsRefusedForEver,
 ]
 BREAKS_OF_SHARES = [
     GraceNeverEnds,

@@ -309,7 +309,8 @@ class SuspectClaimsStopTheirStream(Dispatcher):
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
-        self.parts.fetches = FetchesOfNothing(self.parts.groups, limits.fetch_max, self.parts.numbers)
+        size = self.parts.refusals.fetch_size
+        self.parts.fetches = FetchesOfNothing(self.parts.groups, limits.fetch_max, self.parts.numbers, size)
 
 
 @pytest.mark.sampled(1)

@@ -39,6 +39,7 @@ from engine.dispatch.subscribers import Subscription
 from engine.model import NS_PER_S, Group, Key, RowFormat, Selection, Share, TableId, Wanted
 from engine.queue_table import BatchColumn, GroupColumn, IdKind, OnDisconnect, Policy, QueueTable
 from engine.store.memory import MemoryStore, Row
+from engine.store.port import StoreError
 
 TABLE = TableId("test", "messages")
 FORMAT = RowFormat(columns=("id",), binary=False)
@@ -411,13 +412,20 @@ class Stage:
                 seen = store.check_batches(queue, check).value
                 asked.answer = lambda: dispatcher.batches_checked(self.now, seen)
             case Purge(age_ns, limit):
-                count = store.purge(queue, age_ns, limit).value
-                asked.answer = lambda: dispatcher.purge_done(self.now, count)
+                purged = store.purge(queue, age_ns, limit).value
+                asked.answer = lambda: dispatcher.purge_done(self.now, purged.rows, more=purged.more)
             case _:
                 raise AssertionError(asked)
 
     def _claim(self, asked: Asked, claim: Claim) -> None:
-        answer = self.store.claim_and_fetch(self.queue, claim.wanted, claim.row_format, self.fetch_budget, claim.slot)
+        try:
+            answer = self.store.claim_and_fetch(
+                self.queue, claim.wanted, claim.row_format, self.fetch_budget, claim.slot
+            )
+        except StoreError as error:
+            refusal = error.refusal
+            asked.answer = lambda: self.dispatcher.claim_failed(self.now, claim.claim_id, refusal)
+            return
         claims, rows, left, waiting = answer.value
         self.end_holdings(claimed.key for claimed in claims)
         if claim.claim_id % self.unread_every == 0:

@@ -62,20 +62,22 @@ def test_dead_messages_are_moved_in_limited_batches_and_the_unmoved_are_returned
     assert [key in dead_letters for key in (1, 2, 3)] == [False, False, True]
 
 
-def test_a_full_purge_is_followed_by_another_at_once_and_others_by_a_pause() -> None:
+def test_a_purge_with_more_to_delete_is_followed_by_another_at_once_and_others_by_a_pause() -> None:
+    """One that could delete nothing, because the server has refused all of it, too."""
     policy = replace(POLICY, purge_after_ns=100 * NS_PER_S)
     purges = Purges(policy, LIMITS, NOW)
-    for deleted, pause_ns in ((LIMITS.purge_rows, 0), (LIMITS.purge_rows - 1, 10 * NS_PER_S)):
+    for deleted, more, pause_ns in ((499, True, 0), (499, False, 10 * NS_PER_S), (0, True, 10 * NS_PER_S)):
         assert purges.start_purge(NOW) == [Purge(policy.purge_after_ns, LIMITS.purge_rows)]
         assert (purges.start_purge(NOW), purges.purge_ns) == ([], None)
-        purges.purge_answered(NOW, deleted)
+        purges.purge_answered(NOW, deleted, more=more)
         assert purges.purge_ns == NOW_NS + pause_ns
+        purges = Purges(policy, LIMITS, NOW)
 
 
 def test_a_shorter_retention_brings_the_next_purge_forward() -> None:
     purges = Purges(POLICY, LIMITS, NOW)
     purges.start_purge(NOW)
-    purges.purge_answered(NOW, 0)
+    purges.purge_answered(NOW, 0, more=False)
     purges.set_policy(replace(POLICY, purge_after_ns=20 * NS_PER_S), NOW)
     assert purges.purge_ns == NOW_NS + 2 * NS_PER_S
 

@@ -25,13 +25,15 @@ def queue(number: int) -> QueueTable:
 class Asked:
     """What the store was asked, and its answers: the queues of even numbers have messages."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, because_of: int | None = None) -> None:
+        """`error`: of all statements, or of those with this queue."""
         self.statements: list[int] = []
-        self._error = error
+        self._error, self._because_of = error, because_of
 
     async def unacknowledged(self, queues: Sequence[QueueTable]) -> frozenset[TableId]:
         self.statements.append(len(queues))
-        if self._error is not None:
+        concerned = self._because_of is None or queue(self._because_of) in queues
+        if self._error is not None and concerned:
             raise self._error
         return frozenset(queue.id for queue in queues if int(queue.id.name[1:]) % 2 == 0)
 
@@ -81,3 +83,27 @@ def test_a_queue_that_has_gone_meanwhile_keeps_no_other_from_its_answer() -> Non
         return await polls.is_empty(queue(3))
 
     assert asyncio.run(played())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreError("Table 'shop.q77' doesn't exist", code=1146, lasting=True),
+        StoreError("Lock wait timeout exceeded", code=1205),
+    ],
+    ids=["missing", "locked"],
+)
+def test_a_queue_that_cannot_be_polled_fails_alone(error: StoreError) -> None:
+    store = Asked(error, because_of=77)
+    answers = play(store, 200)
+    assert answers[77] is error
+    assert [answer for number, answer in enumerate(answers) if number != 77] == [
+        number % 2 == 1 for number in range(200) if number != 77
+    ]
+    assert len(store.statements) <= 20
+
+
+def test_a_server_that_is_away_is_asked_once_for_all_queues() -> None:
+    store = Asked(StoreError("the connection to the server broke", code=2013))
+    assert all(isinstance(answer, StoreError) for answer in play(store, 200))
+    assert store.statements == [200]

@@ -17,7 +17,6 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.model import TableId
 from engine.runtime.executor import EngineSettings
-from engine.runtime.store_effects import SAME_REASON_NS
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row
 from tests.support.play import FORMAT, TABLE, queue_table
@@ -253,25 +252,6 @@ def test_a_stream_whose_sink_fails_ends_and_its_messages_go_to_others() -> None:
             assert engine.counters.dispatcher_restarts == 0
 
     asyncio.run(play())
-
-
-def test_the_reason_why_dead_messages_stay_is_logged_when_it_is_new_and_otherwise_once_a_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def play() -> None:
-        async with running() as (engine, _):
-            effects, queue = engine._runners[TABLE]._store_effects, engine._runners[TABLE].queue
-            moment = Instant(10**12, 10**18)
-            monkeypatch.setattr(engine._executor.clock, "now", lambda: moment)
-            for _ in range(3):
-                effects._log_seldom(queue, "the table is missing")
-            effects._log_seldom(queue, "a column is missing")
-            moment = Instant(moment.mono_ns + SAME_REASON_NS, moment.server_ns)
-            effects._log_seldom(queue, "a column is missing")
-
-    asyncio.run(play())
-    said = [record.getMessage() for record in caplog.records if "missing" in record.getMessage()]
-    assert said == ["the table is missing", "a column is missing", "a column is missing"]
 
 
 def test_a_claim_that_comes_back_after_a_fault_is_released_and_delivered_at_once(

@@ -1,13 +1,13 @@
-"""The tables that other sessions have locked: calls on them get few of the threads.
+"""The tables that keep the engine waiting: calls on them get few of the threads.
 
-LOCK TABLES, an ALTER TABLE that copies, and mysqldump without --single-transaction let each
-statement on a table wait until it fails with 1205, a second later. A few such queues would have all
-threads waiting, and other queues none. So, after a call has failed like this, the next calls on
-that table take turns: one at a time for each table, and few over all of them.
+A call on a table may take long for many reasons: LOCK TABLES or an ALTER TABLE lets each statement wait until it
+fails with 1205, a second later; a trigger sleeps or works for seconds; the rows are large. A few such queues
+would have all threads waiting, and other queues none. So, whichever the statement was, the next calls on that
+table take turns: one at a time for each table, and few over all of them.
 
-Something that ends soon, such as a lock on all tables or a server that stands still, lets calls on
-many tables fail. If one of these tables stays locked, its calls do not delay the others for long:
-it has one turn at a time, and a call that succeeds shows that others like it need no turn.
+Something that ends soon, such as a lock on all tables or a server that stands still, makes calls on many tables
+slow. If one of these tables stays slow, its calls do not delay the others for long: it has one turn at a time,
+and a call that is quick shows that others like it need no turn.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from engine.model import TableId
 
 
 @dataclass(slots=True)
-class _Locked:
-    """What is known of a table that was locked a moment ago, and its calls."""
+class _Slow:
+    """What is known of a table that was slow a moment ago, and its calls."""
 
     until_s: float = 0.0
     passing: set[str] = field(default_factory=set)
-    """The methods that have succeeded since: LOCK TABLES … READ, for example, lets scans pass."""
+    """The methods that were quick since: LOCK TABLES … READ, for example, lets scans pass."""
     has_turn: bool = False
-    """Whether a call has the turn, or waits for it. With many locked tables, that may take longer than the
+    """Whether a call has the turn, or waits for it. With many slow tables, that may take longer than the
     table is kept."""
     waiting: deque[tuple[str, asyncio.Future[bool]]] = field(default_factory=deque)
     """Calls that wait for their turn: their method, and whether they need one when they go on."""
@@ -65,36 +65,36 @@ class _Locked:
                 waiter.set_result(False)
 
 
-class LockedTables:
-    """Which tables were locked a moment ago, and whose turn it is to call."""
+class SlowTables:
+    """Which tables were slow a moment ago, and whose turn it is to call."""
 
     def __init__(self, calls_max: int, kept_s: float, clock: Callable[[], float]) -> None:
-        """`calls_max`: concurrent calls on all locked tables. `kept_s`: for how long after the last failure
-        a table counts as locked. `clock`: monotonic, in seconds."""
+        """`calls_max`: concurrent calls on all slow tables. `kept_s`: for how long after the last slow call
+        a table counts as slow. `clock`: monotonic, in seconds."""
         self._kept_s, self._clock = kept_s, clock
         self._turns = asyncio.Semaphore(calls_max)
-        self._locked: dict[TableId, _Locked] = {}
+        self._slow: dict[TableId, _Slow] = {}
 
     def waited(self, table: TableId, method: str) -> None:
-        """A call of this method on the table has failed because it waited for a lock."""
+        """A call of this method on the table has kept its thread waiting."""
         now_s = self._clock()
-        kept = {other: locked for other, locked in self._locked.items() if locked.has_turn or now_s < locked.until_s}
-        locked = kept.setdefault(table, _Locked())
-        locked.until_s = now_s + self._kept_s
-        locked.passing.discard(method)
-        self._locked = kept
+        kept = {other: slow for other, slow in self._slow.items() if slow.has_turn or now_s < slow.until_s}
+        slow = kept.setdefault(table, _Slow())
+        slow.until_s = now_s + self._kept_s
+        slow.passing.discard(method)
+        self._slow = kept
 
     def passed(self, table: TableId, method: str) -> None:
-        """A call of this method on the table has succeeded."""
-        if (locked := self._locked.get(table)) is not None:
-            locked.passes(method)
+        """A call of this method on the table was quick."""
+        if (slow := self._slow.get(table)) is not None:
+            slow.passes(method)
 
     def contains(self, table: TableId, method: str) -> bool:
         """Whether a call of this method on the table needs a turn."""
-        locked = self._locked.get(table)
-        if locked is None or method in locked.passing:
+        slow = self._slow.get(table)
+        if slow is None or method in slow.passing:
             return False
-        return locked.has_turn or self._clock() < locked.until_s
+        return slow.has_turn or self._clock() < slow.until_s
 
     @asynccontextmanager
     async def turn(self, table: TableId, method: str) -> AsyncIterator[None]:
@@ -103,12 +103,12 @@ class LockedTables:
         Each table has its turns in the order of its callers, and tables in the order in which their
         next calls came. A call whose method passes meanwhile waits no longer.
         """
-        locked = self._locked[table]
-        if not await locked.wait(method):
+        slow = self._slow[table]
+        if not await slow.wait(method):
             yield
             return
         try:
             async with self._turns:
                 yield
         finally:
-            locked.next()
+            slow.next()

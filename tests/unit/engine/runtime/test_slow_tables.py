@@ -1,4 +1,4 @@
-"""Tables that other sessions have locked: calls on them leave threads for those on other tables."""
+"""Tables that keep the engine waiting: calls on them leave threads for those on other tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from engine.model import TableId
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings, StoreExecutor
-from engine.runtime.locked_tables import LockedTables
+from engine.runtime.slow_tables import SlowTables
 from engine.store.memory import MemoryStore
 from engine.store.port import StoreError, Timed
 from tests.support.play import queue_table
@@ -66,10 +66,15 @@ class Gate:
         self.let_go_of(1_000)
 
 
-def play(scene: Callable[[StoreExecutor, Gate], Awaitable[None]]) -> None:
+def play(
+    scene: Callable[[StoreExecutor, Gate], Awaitable[None]], lasts_s: float = 1_000, replaced_max: int = 0
+) -> None:
+    """`lasts_s`: calls that wait at the gate for so long last."""
+
     async def played() -> None:
         gate = Gate()
-        executor = StoreExecutor(MemoryStore(now_ns=NOW_NS), EngineSettings(threads=THREADS))
+        settings = EngineSettings(threads=THREADS, lasts_s=lasts_s, replaced_max=replaced_max)
+        executor = StoreExecutor(MemoryStore(now_ns=NOW_NS), settings)
         try:
             async with asyncio.timeout(10):
                 await scene(executor, gate)
@@ -100,6 +105,56 @@ def test_calls_on_locked_tables_leave_threads_for_those_on_others() -> None:
         assert [one for one in gate.waiting if one in locked] == locked
 
     play(scene)
+
+
+def test_calls_that_last_leave_threads_for_those_on_other_tables() -> None:
+    """Whatever they wait for, and before anything is known of their tables."""
+
+    async def scene(executor: StoreExecutor, gate: Gate) -> None:
+        slow = [queue(number) for number in range(12)]
+        calls = [asyncio.ensure_future(executor.call(gate, one)) for one in slow]
+        await gate.reached_by(THREADS)
+        for number in range(100, 120):
+            await executor.call(succeeds, queue(number))
+        await gate.reached_by(len(slow))
+        gate.let_go()
+        await asyncio.gather(*calls)
+
+    play(scene, lasts_s=0.01, replaced_max=16)
+
+
+def test_the_calls_that_are_replaced_are_bounded() -> None:
+    async def scene(executor: StoreExecutor, gate: Gate) -> None:
+        calls = [asyncio.ensure_future(executor.call(gate, queue(number))) for number in range(40)]
+        await gate.reached_by(THREADS + 4)
+        gate.let_go_of(1)
+        await gate.reached_by(THREADS + 5)
+        assert len(gate.waiting) == THREADS + 5
+        gate.let_go()
+        await asyncio.gather(*calls)
+
+    play(scene, lasts_s=0.01, replaced_max=4)
+
+
+def test_a_table_on_which_a_call_has_lasted_has_one_turn_at_a_time() -> None:
+    async def scene(executor: StoreExecutor, gate: Gate) -> None:
+        slow = [queue(number) for number in range(4)]
+        first = [asyncio.ensure_future(executor.call(gate, one)) for one in slow]
+        await gate.reached_by(len(slow))
+        while not all(executor._slow.contains(one.id, "gate") for one in slow):  # noqa: ASYNC110  # Nothing signals it.
+            await asyncio.sleep(0)
+        gate.let_go_of(len(slow))
+        await asyncio.gather(*first)
+        gate.waiting.clear()
+        again = [asyncio.ensure_future(executor.call(gate, one)) for one in slow for _ in range(3)]
+        await gate.reached_by(LOCKED_CALLS)
+        for number in range(100, 120):
+            await executor.call(succeeds, queue(number))
+        assert len(gate.waiting) == LOCKED_CALLS
+        gate.let_go()
+        await asyncio.gather(*again)
+
+    play(scene, lasts_s=0.01, replaced_max=16)
 
 
 def test_a_failure_for_another_reason_holds_nothing_back() -> None:
@@ -205,7 +260,7 @@ def test_a_turn_comes_before_the_calls_that_wait_for_a_thread() -> None:
 
 
 def test_a_method_that_fails_again_needs_a_turn_again() -> None:
-    tables, one = LockedTables(1, 10.0, lambda: 100.0), TableId("test", "m")
+    tables, one = SlowTables(1, 10.0, lambda: 100.0), TableId("test", "m")
     tables.waited(one, "claim")
     for method in ("claim", "scan"):
         tables.passed(one, method)
@@ -218,7 +273,7 @@ def test_a_method_that_fails_again_needs_a_turn_again() -> None:
 def test_a_table_counts_as_locked_until_some_time_after_its_last_failure_and_while_calls_wait() -> None:
     async def played() -> None:
         now_s = 100.0
-        tables, one = LockedTables(1, 10.0, lambda: now_s), TableId("test", "m")
+        tables, one = SlowTables(1, 10.0, lambda: now_s), TableId("test", "m")
         assert not tables.contains(one, "scan")
         tables.waited(one, "scan")
         tables.passed(one, "claim")

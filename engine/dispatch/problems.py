@@ -1,0 +1,62 @@
+"""What is wrong with one queue at present, in words, for people: SHOW QUEUES, the page, the log."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.model import NS_PER_S
+
+KEPT_NS = 180 * NS_PER_S
+"""A problem that was not reported again for so long is over: whatever has failed is tried every minute at least."""
+
+LOGGED_NS = 60 * NS_PER_S
+"""Between two log lines about one kind of problem: its text may change with each attempt."""
+
+
+class Kind(enum.Enum):
+    """The kinds of problems, each with the name of its event in the log."""
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether the text is about rows of the queue alone. Others name tables that not everybody may see."""
+        return self in {Kind.CLAIM, Kind.RELEASE, Kind.PURGE}
+
+    CLAIM = "claim.refused"
+    RELEASE = "release.refused"
+    DEAD_LETTER = "dead_letter.failed"
+    BATCH = "batch.failed"
+    SEMAPHORE = "semaphore.failed"
+    PURGE = "purge.refused"
+
+
+@dataclass(slots=True)
+class _Problem:
+    text: str = ""
+    """Empty: there is none now."""
+    noted_ns: int = 0
+    logged_ns: int | None = None
+
+
+class Problems:
+    """The problems of one queue, one of each kind."""
+
+    def __init__(self) -> None:
+        self._found: dict[Kind, _Problem] = {}
+        self.on_report: Callable[[Kind, str], None] = lambda _kind, _text: None
+        """Called with what belongs in the log."""
+
+    def note(self, kind: Kind, text: str | None, now_ns: int) -> None:
+        """This is the problem of this kind at this monotonic time; None: there is none."""
+        found = self._found.setdefault(kind, _Problem())
+        found.text, found.noted_ns = text or "", now_ns
+        if text and (found.logged_ns is None or now_ns >= found.logged_ns + LOGGED_NS):
+            found.logged_ns = now_ns
+            self.on_report(kind, text)
+
+    def texts(self, now_ns: int, *, of_rows: bool = False) -> list[str]:
+        """Those that were noted recently; `of_rows`: of such kinds alone."""
+        kinds = [kind for kind in self._found if kind.of_rows or not of_rows]
+        found = map(self._found.__getitem__, kinds)
+        return [one.text for one in found if one.text and now_ns < one.noted_ns + KEPT_NS]
