@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -264,6 +264,11 @@ class Leases:
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._by_key.values())
+
+    @property
+    def keys(self) -> KeysView[Key]:
+        """The messages with a lease."""
+        return self._by_key.keys()
 
     def get(self, key: Key) -> Lease | None:
         """The lease of this message; None if it has none here."""

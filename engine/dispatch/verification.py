@@ -170,8 +170,11 @@ class LeaseVerification:
         if self._in_lookup or now.mono_ns < self._pause.until_ns:
             return []
         if self._all:
-            for lease in self._leases:
-                self._note(lease.key, extended=self._all_extended)
+            # In calls that take dicts whole: there may be a hundred thousand leases.
+            noted = self._suspects
+            self._suspects = noted | dict.fromkeys(self._leases.keys, self._all_extended)
+            if not self._all_extended:
+                self._suspects.update(noted)
             self._all = self._all_extended = False
         elif not self._suspects and starved():
             sent = (lease.key for lease in self._leases if lease.is_sent and not lease.locked)

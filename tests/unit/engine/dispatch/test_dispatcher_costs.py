@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import Claim, Deliver, Fetch, Scan
+from engine.dispatch.effects import Claim, Deliver, Fetch, Lookup, Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
@@ -204,3 +204,36 @@ def test_a_report_about_one_queue_costs_the_same_however_many_there_are(report: 
         return cost
 
     assert abs(asyncio.run(cost(1)) - asyncio.run(cost(1_000))) <= 20  # A timer is set, or was set already.
+
+
+STEP_CALLS_MAX = 20_000
+"""Function calls of one event. They take the event loop about 6 ms."""
+
+
+def in_flight(count: int) -> tuple[Dispatcher, list[Entry]]:
+    """A client holds so many messages, and how they look when they were given back."""
+    dispatcher = Dispatcher(replace(MANY, batch_size=1_000), Limits(), lambda: 0.5, NOW)
+    effects = dispatcher.subscribe(NOW, Subscription(1, 1, FORMAT))
+    while len(dispatcher.parts.leases) < count:
+        match effects.pop(0):
+            case Scan(scan_id):
+                keys = [key for key in range(count) if dispatcher.parts.leases.get(key) is None]
+                found = ScanResult(tuple(Entry(key, 0, 0, 0) for key in keys), more=False, horizon_ns=None)
+                effects += dispatcher.scan_done(NOW, scan_id, found)
+            case effect:
+                effects += answer(dispatcher, effect)[1]
+    return dispatcher, [Entry(key, 1, 0, NOW.server_ns - 1) for key in range(count)]
+
+
+def test_a_nack_of_unknown_messages_costs_the_same_however_many_are_in_flight() -> None:
+    costs = {spent(in_flight(count)[0].suspected, NOW, None)[0] for count in (1_000, 5_000)}
+    assert max(costs) - min(costs) <= 10
+
+
+def test_no_answer_to_a_lookup_keeps_the_event_loop_for_long_when_all_messages_were_given_back() -> None:
+    dispatcher, given_back = in_flight(5_000)
+    effects = dispatcher.suspected(NOW, None)
+    while lookups := [effect for effect in effects if isinstance(effect, Lookup)]:
+        found = {key: given_back[key] for key in lookups[0].keys if isinstance(key, int)}
+        cost, effects = spent(dispatcher.lookup_done, NOW, found)
+        assert cost <= STEP_CALLS_MAX
