@@ -1,8 +1,5 @@
-"""What the page of the admin port shows: the queues, from the metrics of the whole proxy, and how
-they were during the last hour.
-
-The metrics are those of all workers, so the page is the same with one process and with several.
-"""
+"""What the page of the admin port shows: the queues, from the proxy's metrics, and how they were
+during the last hour."""
 
 from __future__ import annotations
 

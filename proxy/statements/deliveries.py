@@ -39,7 +39,7 @@ READ_MAX = 5_000
 """Rows of one queue that are read to find those in flight: some milliseconds."""
 
 HELD_MAX = 20_000
-"""Deliveries that another worker sends, 300 bytes each."""
+"""Deliveries that a statement looks for, 300 bytes each."""
 
 IDS_AT_ONCE = 1_000
 
@@ -59,7 +59,7 @@ DELIVERY_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class HeldDelivery:
-    """A message in flight at this process, or at another worker."""
+    """A message in flight at this proxy."""
 
     table: TableId
     key: Key

@@ -101,7 +101,7 @@ class PurgeRedrive:
         """Move dead messages to another queue as new ones; returns the OK packet."""
         dead = await self._usable(session, statement.dead)
         names = self._sources(dead.id) if statement.target is None else [statement.target]
-        if not names:  # Its queue may have been made a moment ago, through another proxy or worker.
+        if not names:  # Its queue may have been made a moment ago, through another proxy.
             await self._engine.refresh_catalog()
             names = self._sources(dead.id)
         visible = [name for name in names if await comment_of(session, name) is not None]
