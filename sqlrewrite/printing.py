@@ -47,10 +47,10 @@ _PRINTED_LEASE_KEY: Final = re.compile(r"KEY `time_acked_\d` \(([^()]*)\)")
 _PRINTED_BATCH_KEY: Final = re.compile(r"KEY `([^`]+)` \(([^()]*)\)")
 _PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|reason|delay_s|(?i:fire|hold)|NONE")
 _RETENTION: Final = re.compile(
-    r"(?:/\*!\d+ )?PARTITION BY RANGE \([`\"]?time_acked[`\"]?\)\s*"
-    r"\(PARTITION [`\"]?live[`\"]? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*"
-    r"(?>(?:PARTITION [`\"]?p\d+[`\"]? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*)*)"
-    r"PARTITION [`\"]?later[`\"]? VALUES LESS THAN \(?MAXVALUE\)? ENGINE = \w+\)(?: \*/)?\s*$"
+    r"(?:/\*!\d+ )?PARTITION BY RANGE \(`?time_acked`?\)\s*"
+    r"\(PARTITION `?live`? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*"
+    r"(?>(?:PARTITION `?p\d+`? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*)*)"
+    r"PARTITION `?later`? VALUES LESS THAN \(?MAXVALUE\)? ENGINE = \w+\)(?: \*/)?\s*$"
 )
 """The partitions that RETENTION BY PARTITION makes, with any others that maintenance has added
 since."""
@@ -93,12 +93,12 @@ def print_queue(
     kept = [
         text
         for _, text in _without_columns(texts, given)
-        if (key := text.replace('"', "`")) not in added
-        and not ((found := _PRINTED_GROUP_KEY.fullmatch(key)) and found[1].casefold() == group_by.casefold())
-        and not ((found := _PRINTED_LEASE_KEY.fullmatch(key)) and found[1].casefold() in lease_columns)
+        if text not in added
+        and not ((found := _PRINTED_GROUP_KEY.fullmatch(text)) and found[1].casefold() == group_by.casefold())
+        and not ((found := _PRINTED_LEASE_KEY.fullmatch(text)) and found[1].casefold() in lease_columns)
         and not (found and found[1].casefold() == order_columns)
         and not (
-            (found := _PRINTED_BATCH_KEY.fullmatch(key)) and (found[2], found[1].rstrip("_0123456789")) in batch_keys
+            (found := _PRINTED_BATCH_KEY.fullmatch(text)) and (found[2], found[1].rstrip("_0123456789")) in batch_keys
         )
     ]
     body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
@@ -134,12 +134,12 @@ def _without_columns(
         definition, text = texts[at]
         delayed = name == "time_next" and "DELAY_BY" in options
         printed = _DELAYED if delayed else _PRINTED[name]
-        if definition.name == name and printed.fullmatch(text.replace('"', "`")):
+        if definition.name == name and printed.fullmatch(text):
             at += 1
         elif name not in declared or definition.name == name:
             break
     for option, suffix, printed in _EXTRAS:
-        added = printed.fullmatch(texts[at][1].replace('"', "`")) if at < len(texts) else None
+        added = printed.fullmatch(texts[at][1]) if at < len(texts) else None
         at += added is not None and option in options and added[1] == options[option] + suffix
     return texts[at:]
 

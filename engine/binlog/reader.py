@@ -55,7 +55,7 @@ from engine.binlog.scope import FollowedTables, Scope
 from engine.model import TableId
 from engine.packets import text_values
 from engine.quoting import text_literal
-from engine.store.connection import StoreConnection
+from engine.store.connection import StoreConnection, session_statement
 from engine.store.information_schema import now_ns
 from engine.store.opening import ConnectionLimits, connect
 from engine.store.port import StoreError
@@ -293,6 +293,7 @@ class LogReader:
         chosen = {
             "database": options.get("database") or options.get("db"),
             "cursorclass": options.get("cursorclass", Cursor),
+            "init_command": session_statement(self._connection_limits),
         }
         if chosen["database"] is not None:  # For queries on information_schema.
             return connect(self._address, self._connection_limits, Connection, **chosen)

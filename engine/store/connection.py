@@ -164,8 +164,9 @@ class StoreConnection:
             self._connection.close()
             raise StoreError(str(error), lasting=True) from error
         self._socket.settimeout(limits.read_s)
-        try:
-            self.run([_session_statement(self._limits, OWN_CONTEXT)])
+        try:  # The reset undoes what `init_connect` has done.
+            self._send(self._reset_to(OWN_CONTEXT))
+            self._read_reset(OWN_CONTEXT)
         except StoreError:
             self.close()
             raise
@@ -286,7 +287,7 @@ class StoreConnection:
 
     def _reset_to(self, context: SessionContext) -> bytes:
         """The packets that reset the session and put it into this context: two replies."""
-        settings = _session_statement(self._limits, context).encode()
+        settings = session_statement(self._limits, context).encode()
         return _framed(COM_RESET_CONNECTION, b"") + _framed(COMMAND.COM_QUERY, settings)
 
     def _marked(self, statements: Sequence[str]) -> list[str]:
@@ -510,7 +511,8 @@ def _framed(command: int, payload: bytes) -> bytes:
     return frame(bytes([command]) + payload, 0)
 
 
-def _session_statement(limits: ConnectionLimits, context: SessionContext) -> str:
+def session_statement(limits: ConnectionLimits, context: SessionContext = OWN_CONTEXT) -> str:
+    """The statement that puts a new session, or one that was reset, into the engine's settings."""
     return statement(
         "session",
         lock_wait_s=limits.lock_wait_s,

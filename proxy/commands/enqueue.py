@@ -55,7 +55,7 @@ def _insert(connection: Connection[Any], queue: str, batch: Iterable[Mapping[str
         values = [tuple(message.values()) for message in run]
         names = ", ".join(map(quoted, columns))
         row = f"({', '.join(['%s'] * len(columns))})"
-        text = sql("insert", table=table_name(queue), columns=names, rows=", ".join([row] * len(values)))
+        text = sql("enqueue", table=table_name(queue), columns=names, rows=", ".join([row] * len(values)))
         with connection.cursor() as cursor:
             count += cursor.execute(text, [value for message in values for value in message])
     return count

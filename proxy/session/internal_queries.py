@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -186,14 +187,8 @@ async def spelled(session: ClientSession, text: str, send: Callable[[bytes], Awa
     """
     if (encoded := encodable(session, text)) is not None:
         return await send(encoded)
-    not_refused(await set_charset(session, "character_set_client", "utf8mb4"))
-    try:
-        answer = await send(text.encode())
-    except ServerError:
-        await set_surely(session, "character_set_client", session.charset)
-        raise
-    await set_surely(session, "character_set_client", session.charset)
-    return answer
+    async with setting(session, "character_set_client", "utf8mb4", session.charset):
+        return await send(text.encode())
 
 
 def encodable(session: ClientSession, text: str) -> bytes | None:
@@ -204,15 +199,29 @@ def encodable(session: ClientSession, text: str) -> bytes | None:
         return None
 
 
-async def set_charset(session: ClientSession, variable: str, charset: str) -> Answer:
-    """Set one of the session's character sets; the server's answer, which may be an error."""
-    return await session.internal_query(sql("set_charset", variable=variable, charset=charset).encode())
+@asynccontextmanager
+async def setting(session: ClientSession, variable: str, value: str, before: str) -> AsyncIterator[None]:
+    """One of the session's variables has another value meanwhile. `value` and `before`: literals, or the names
+    of character sets.
+
+    Raises Refused. Closes the connection if the variable cannot be set back.
+    """
+    not_refused(await _set(session, variable, value))
+    try:
+        yield
+    except (Refused, ServerError):
+        await _set_surely(session, variable, before)
+        raise
+    await _set_surely(session, variable, before)
 
 
-async def set_surely(session: ClientSession, variable: str, charset: str) -> None:
-    """Restore one of the session's character sets; close the connection if that is not possible."""
+async def _set(session: ClientSession, variable: str, value: str) -> Answer:
+    return await session.internal_query(sql("set_variable", variable=variable, value=value).encode())
+
+
+async def _set_surely(session: ClientSession, variable: str, value: str) -> None:
     for _ in range(RESTORING_ATTEMPTS):  # A KILL QUERY meant for the query before may hit this one.
-        if (await set_charset(session, variable, charset)).outcome.ok:
+        if (await _set(session, variable, value)).outcome.ok:
             return
     session.hang_up(ServerError(1105, "HY000", f"ackstream could not set {variable} back"))
 

@@ -13,12 +13,17 @@ from types import MappingProxyType
 
 from engine.store.queries import Text, parse
 
+COMMON = ("select", "insert")
+"""The words that stand for statements of the same names."""
+
 
 @cache
 def templates() -> Mapping[str, Text]:
-    """Every statement of queries.sql by its name."""
+    """Every statement of queries.sql by its name, with the words that are the same in each in place."""
     text = resources.files(__package__).joinpath("queries.sql").read_text("utf-8")
-    return MappingProxyType(dict(parse(text)))
+    found = dict(parse(text))
+    common = {word: found.pop(word).substitute({}) for word in COMMON}
+    return MappingProxyType({name: statement.bound(common) for name, statement in found.items()})
 
 
 def sql(name: str, /, **values: object) -> str:

@@ -3,6 +3,9 @@
 -- The rules behind it:
 --   * It runs with the client's rights, and under the client's settings: sql_mode, character set, time zone.
 --   * A SELECT that returns rows has a LIMIT of its own, because the session's sql_select_limit may be 0.
+--   * $select and $insert are SELECT and INSERT for reading a table, whatever the session's max_join_size
+--     is: `mysql --safe-updates` sets it to a million, which the optimizer expects of a large queue. What
+--     reads rows by their ids, or has LIMIT 0, does without.
 --   * Text is read as HEX(CONVERT(… USING utf8mb4)), so that the character set of the client's
 --     results does not matter.
 --   * What runs on the engine's connection says so. There each name of a table has an index hint, for
@@ -23,6 +26,14 @@ LIMIT 1
 -- name: server_name
 -- For the query above. The same expression as in the engine's `server_name`.
 SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256)
+
+-- name: select
+-- What $select stands for. Each server has a way of its own to set a variable for one statement.
+/*M! SET STATEMENT sql_big_selects = 1 FOR */ SELECT /*+ SET_VAR(sql_big_selects = 1) */
+
+-- name: insert
+-- What $insert stands for, in INSERT … SELECT.
+/*M! SET STATEMENT sql_big_selects = 1 FOR */ INSERT /*+ SET_VAR(sql_big_selects = 1) */
 
 -- name: begin
 -- A transaction of the proxy's own: one batch of a purge or a redrive.
@@ -70,10 +81,9 @@ SELECT LEAST(@@wait_timeout, @@wait_timeout /*M! ,
     COALESCE(NULLIF(@@idle_readonly_transaction_timeout, 0), @@wait_timeout),
     COALESCE(NULLIF(@@idle_write_transaction_timeout, 0), @@wait_timeout) */) LIMIT 1
 
--- name: set_charset
--- One of the session's character sets, for a statement that the client's own cannot spell, and
--- back.
-SET $variable = $charset
+-- name: set_variable
+-- One of the session's variables, for a statement that depends on it, and back.
+SET $variable = $value
 
 -- name: server_time
 -- The server's clock in nanoseconds since 1970. Also on the engine's connection.
@@ -82,6 +92,10 @@ SELECT $now_ns LIMIT 1
 -- name: show_create_table
 -- A table's definition, as the client may see it.
 SHOW CREATE TABLE $table
+
+-- name: quotes_names
+-- Whether names are quoted there.
+SELECT @@sql_quote_show_create LIMIT 1
 
 -- name: right_to_see
 -- Fails as the server does for a client that may not see the table.
@@ -121,7 +135,7 @@ FOR UPDATE SKIP LOCKED
 -- name: result
 -- Rows that the proxy computed, as JSON, with the types that the columns have. The server encodes
 -- them for the client.
-SELECT $columns FROM JSON_TABLE($document, '$$[*]' COLUMNS (n FOR ORDINALITY, $paths)) AS q
+$select $columns FROM JSON_TABLE($document, '$$[*]' COLUMNS (n FOR ORDINALITY, $paths)) AS q
 WHERE $condition
 ORDER BY n
 LIMIT $limit
@@ -137,7 +151,7 @@ DO $values
 
 -- name: table_comment
 -- The comment of a table. Names that differ in case alone may match as well.
-SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4)),
+$select HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4)),
     HEX(CONVERT(table_comment USING utf8mb4)), @@lower_case_table_names
 FROM information_schema.tables
 WHERE table_schema = $db AND table_name = $name
@@ -145,7 +159,7 @@ LIMIT 100
 
 -- name: table_columns
 -- The columns of a table, what is said of each besides its type, and its type.
-SELECT HEX(CONVERT(column_name USING utf8mb4)), HEX(extra), HEX(data_type)
+$select HEX(CONVERT(column_name USING utf8mb4)), HEX(extra), HEX(data_type)
 FROM information_schema.columns
 WHERE table_schema = $db AND table_name = $name
 ORDER BY ordinal_position
@@ -153,7 +167,7 @@ LIMIT $limit
 
 -- name: visible_queues
 -- The message tables that the client may see.
-SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4))
+$select HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4))
 FROM information_schema.tables
 WHERE table_comment LIKE _utf8mb4'%vitess_message%'
     AND table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
@@ -163,7 +177,7 @@ LIMIT $limit
 
 -- name: visible_connections
 -- The connections that the client may see: without the privilege PROCESS, those of its own account.
-SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT $limit
+$select id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT $limit
 
 -- name: slot_holders
 -- The connections that hold the slots of proxies; NULL for a slot that is free. Also on the engine's connection.
@@ -179,14 +193,14 @@ WHERE attr_name = 'program_name' AND processlist_id IN ($connections) LIMIT $lim
 -- name: deliveries_by_lease
 -- Messages in flight, by the index on the lease column. It also has entries of messages that were
 -- rescheduled since their claim, until the wait of that delivery is over.
-SELECT $id, COALESCE(r.epoch, 0), r.time_next, $lease FROM $table AS r FORCE INDEX ($lease_index)
+$select $id, COALESCE(r.epoch, 0), r.time_next, $lease FROM $table AS r FORCE INDEX ($lease_index)
 WHERE r.time_acked IS NULL AND $lease > $now_ns AND r.time_next = $lease
 ORDER BY $lease LIMIT $limit
 
 -- name: deliveries_by_time
 -- Messages in flight of one priority, of those that are due next. Only the rows hold the lease, so the
 -- inner SELECT reads the index alone, as in count_delivered.
-SELECT $id, COALESCE(r.epoch, 0), r.time_next, $lease
+$select $id, COALESCE(r.epoch, 0), r.time_next, $lease
 FROM (SELECT id FROM $index
     WHERE time_acked IS NULL AND priority = $priority AND time_next > $now_ns $order LIMIT $read_max) AS q
 STRAIGHT_JOIN $table AS r FORCE INDEX ($id_index) ON r.id = q.id AND r.time_acked IS NULL
@@ -194,24 +208,24 @@ WHERE r.time_next = $lease LIMIT $limit
 
 -- name: deliveries_by_id
 -- Messages that this proxy holds.
-SELECT $id, COALESCE(r.epoch, 0), COALESCE(r.time_next, 0), $lease FROM $table AS r FORCE INDEX ($id_index)
+$select $id, COALESCE(r.epoch, 0), COALESCE(r.time_next, 0), $lease FROM $table AS r FORCE INDEX ($id_index)
 WHERE r.id IN ($ids) AND r.time_acked IS NULL LIMIT $limit
 
 -- name: groups_behind
 -- The entries of one priority in the order of their message groups, behind a group: the values of the
 -- group, how they are shown, and whether the pattern matches.
-SELECT $columns, $liked FROM $index
+$select $columns, $liked FROM $index
 WHERE time_acked IS NULL AND priority = $priority AND ($behind)
 ORDER BY $group_order LIMIT $limit
 
 -- name: batches_named
 -- The batches that unacknowledged messages name, of the first ones in an index.
-SELECT $value FROM (SELECT $column FROM $table FORCE INDEX ($index) WHERE time_acked IS NULL $named LIMIT $read_max) AS q
+$select $value FROM (SELECT $column FROM $table FORCE INDEX ($index) WHERE time_acked IS NULL $named LIMIT $read_max) AS q
 WHERE $column IS NOT NULL GROUP BY $column ORDER BY $column LIMIT $limit
 
 -- name: batches_counted
 -- Of one batch: its parts, those that are acknowledged, dead ones, and follow-ups that wait for it.
-SELECT $parts, $acknowledged, $dead, $waiting
+$select $parts, $acknowledged, $dead, $waiting
 
 -- name: count_of_batch
 -- Counts messages of one table, up to a bound.
@@ -277,21 +291,21 @@ WHERE name = $name
 
 -- name: semaphore
 -- Whether a semaphore exists.
-SELECT capacity
+$select capacity
 FROM $semaphores
 WHERE name = $name
 LIMIT 1
 
 -- name: semaphores
 -- All of a database.
-SELECT HEX(name), capacity
+$select HEX(name), capacity
 FROM $semaphores
 ORDER BY name
 LIMIT $limit
 
 -- name: semaphores_held
 -- How many messages in flight need the same semaphores. Reads what is in flight.
-SELECT $needs AS needs, COUNT(*)
+$select $needs AS needs, COUNT(*)
 FROM $table FORCE INDEX ($lease_index)
 WHERE time_acked IS NULL AND $lease > $now_ns AND $lease = time_next
 GROUP BY needs
@@ -299,7 +313,7 @@ LIMIT $limit
 
 -- name: semaphores_waiting
 -- How many due messages need the same semaphores, among the first ones of a queue.
-SELECT needs, COUNT(*)
+$select needs, COUNT(*)
 FROM (
     SELECT $needs AS needs, COALESCE(time_next, 0) AS due_ns
     FROM $table $index_hint
@@ -334,12 +348,12 @@ DROP TABLE $if_exists$table
 -- name: next_priority
 -- The most urgent priority that has unacknowledged messages, of those that the condition leaves.
 -- Also on the engine's connection.
-SELECT MIN(priority) FROM $index WHERE $condition LIMIT 1
+$select MIN(priority) FROM $index WHERE $condition LIMIT 1
 
 -- name: counts
 -- All counts of a queue in one statement. Without the outer SELECT, the LIMIT would be that of the
 -- last one. Also on the engine's connection.
-SELECT * FROM ($counts) AS every_one LIMIT $limit
+$select * FROM ($counts) AS every_one LIMIT $limit
 
 -- name: count_entries
 -- Counts the index entries of a range, up to a limit. Also on the engine's connection.
@@ -377,7 +391,7 @@ SELECT COUNT(*) FROM $index
 -- name: find_acknowledged
 -- A batch of messages that were acknowledged before the purge began. Locked ones are passed over, and those
 -- that the server has refused to delete ($more).
-SELECT $id FROM $table $index_hint WHERE time_acked <= $before_ns $more
+$select $id FROM $table $index_hint WHERE time_acked <= $before_ns $more
 ORDER BY time_acked LIMIT $limit FOR UPDATE SKIP LOCKED
 
 -- name: delete_acknowledged
@@ -386,12 +400,12 @@ DELETE FROM $table WHERE id IN ($ids) AND time_acked IS NOT NULL ORDER BY id
 
 -- name: find_dead
 -- A batch of dead messages, in the order of their ids. Locked ones are passed over.
-SELECT $id FROM $table FORCE INDEX ($id_index) WHERE $condition
+$select $id FROM $table FORCE INDEX ($id_index) WHERE $condition
 ORDER BY id LIMIT $limit FOR UPDATE SKIP LOCKED
 
 -- name: copy_dead
 -- Inserts such a batch into the queue as new messages.
-INSERT INTO $into ($columns) SELECT $values FROM $table WHERE id IN ($ids) AND time_acked IS NULL ORDER BY id
+$insert INTO $into ($columns) SELECT $values FROM $table WHERE id IN ($ids) AND time_acked IS NULL ORDER BY id
 
 -- name: delete_dead
 -- Deletes what was copied.
@@ -401,7 +415,7 @@ DELETE FROM $table WHERE id IN ($ids) AND time_acked IS NULL ORDER BY id
 -- Whether the server refuses the writes of ordinary accounts. On the engine's connection.
 SELECT CONCAT(@@global.read_only) IN ('1', 'ON') OR @@global.innodb_read_only LIMIT 1
 
--- name: insert
+-- name: enqueue
 -- Messages from `ackstream enqueue`; the values are parameters of the driver.
 INSERT INTO $table ($columns) VALUES $rows
 

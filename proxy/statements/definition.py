@@ -173,9 +173,7 @@ class Definition:
         written = await show_create_table(session, context, table)
         if not written.startswith(b"CREATE TABLE"):
             raise no_queue(table, "SHOW CREATE TABLE shows it")
-        # Both servers escape backslashes here in any sql_mode.
-        mode = replace(context.mode, no_backslash_escapes=False)
-        statement = parse_queue_statement(written.replace(b"CREATE TABLE", b"CREATE QUEUE", 1), OPTIONS, mode=mode)
+        statement = parse_queue_statement(written.replace(b"CREATE TABLE", b"CREATE QUEUE", 1), OPTIONS)
         assert isinstance(statement, CreateQueue)
         return retention_read(replace(statement, table=table))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.packets import frame, prepare_ok_at
 from engine.quoting import quoted, text_literal
-from proxy.session.internal_queries import end_own_transaction, not_refused, rows, set_charset, set_surely
+from proxy.session.internal_queries import end_own_transaction, not_refused, rows, setting
 from proxy.session.queries import sql
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
@@ -104,12 +104,8 @@ async def _carried_out(session: ClientSession, run: Callable[[], Awaitable[Answe
     if answer.error is None or answer.error.code != JSON_PATH:
         return not_refused(answer)
     ((collation,),) = await rows(session, sql("collation"))
-    not_refused(await set_charset(session, "collation_connection", "utf8mb4_general_ci"))
-    try:
-        answer = await run()
-    finally:
-        await set_surely(session, "collation_connection", str(collation))
-    return not_refused(answer)
+    async with setting(session, "collation_connection", "utf8mb4_general_ci", str(collation)):
+        return not_refused(await run())
 
 
 PLAIN_EXECUTION = b"\0\1\0\0\0"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.catalog.directives import is_marked, make_comment, split_comment
@@ -31,8 +31,7 @@ from proxy.session.internal_queries import (
     raw_rows,
     refuse_temporary,
     rows,
-    set_charset,
-    set_surely,
+    setting,
     spelled,
 )
 from proxy.session.queries import sql
@@ -132,15 +131,19 @@ async def marked_comment(session: ClientSession, table: TableName) -> str:
 
 
 async def show_create_table(session: ClientSession, context: Context, table: TableName) -> bytes:
-    """The table's definition in UTF-8, whatever the character set of the client's results is: SHOW
-    cannot convert."""
-    elsewhere = context.charset_results not in {"utf8mb4", None}
-    if elsewhere:
-        session.check_interrupted()
-        not_refused(await set_charset(session, "character_set_results", "utf8mb4"))
-    answer = await spelled(session, sql("show_create_table", table=table.quoted()), session.internal_query)
-    if elsewhere:
-        await set_surely(session, "character_set_results", str(context.charset_results))
+    """The table's definition in UTF-8, whatever the character set of the client's results and its sql_mode are:
+    SHOW cannot convert, and some sql_modes leave out the comment, or write names as another server would."""
+    session.check_interrupted()
+    sql_mode = text_literal(",".join(sorted(context.sql_mode)))
+    ((quotes_names,),) = await rows(session, sql("quotes_names"))
+    async with AsyncExitStack() as settings:
+        if context.charset_results not in {"utf8mb4", None}:
+            before = str(context.charset_results)
+            await settings.enter_async_context(setting(session, "character_set_results", "utf8mb4", before))
+        await settings.enter_async_context(setting(session, "sql_mode", "''", sql_mode))
+        if quotes_names == "0":
+            await settings.enter_async_context(setting(session, "sql_quote_show_create", "1", "0"))
+        answer = await spelled(session, sql("show_create_table", table=table.quoted()), session.internal_query)
     ((_, written, *_),) = raw_rows(session, not_refused(answer))
     return written or b""
 

@@ -18,7 +18,7 @@ from engine.store.pool import Pool
 from engine.store.port import StoreError
 from proxy.wire.packets import make_err, make_prepare_ok
 from tests.support.play import queue_table
-from tests.support.scripted import GONE, OK, QUERY, Say, Script, ScriptedServer, ordinary, rows, scripted_server
+from tests.support.scripted import DONE, GONE, OK, QUERY, Say, Script, ScriptedServer, ordinary, rows, scripted_server
 from tests.support.waiting import eventually
 
 PREPARE, EXECUTE, CLOSE, RESET = 0x16, 0x17, 0x19, 0x1F
@@ -113,7 +113,7 @@ def test_a_shutdown_packet_after_the_last_reply_is_no_reply_to_the_next_statemen
 def test_the_outcome_of_statements_without_a_reply_is_unknown_and_the_connection_is_not_used_again() -> None:
     with pool_on(answering(third=Say([OK, OK], hang_up=True))) as (server, pool):
         with pytest.raises(StoreError) as caught, pool.connection() as connection:
-            connection.run(["first", "second", "third"])
+            connection.run(["first", "refused", "third"])
         assert (caught.value.code, caught.value.lasting, connection.broken) == (2013, False, True)
         assert asked(server, "ROLLBACK") == 0
         with pool.connection() as other:
@@ -124,7 +124,7 @@ def test_the_first_statement_that_fails_ends_them_and_the_transaction_is_rolled_
     refused = Say([OK, make_err(1213, "40001", "Deadlock found")])
     with pool_on(answering(third=refused)) as (server, pool):
         with pytest.raises(StoreError) as caught, pool.connection() as connection:
-            connection.run(["first", "second", "third"])
+            connection.run(["first", "refused", "third"])
         assert (caught.value.code, connection.broken) == (1213, False)
         with pool.connection() as again:
             assert again is connection
@@ -184,12 +184,20 @@ def test_a_prepared_statement_whose_execution_fails_is_closed() -> None:
 
 # Behind statements that write.
 
-RESET = 0x1F
+PYMYSQL_SETS = b"SET NAMES utf8mb4"
+"""The command before the reset with which a connection begins."""
 
 
-def resetting(said: Say) -> Script:
-    """An ordinary server with this reply to a reset."""
-    return lambda command, payload: said if command == RESET else ordinary(command, payload)
+def resetting(reset: Callable[[], Say]) -> Script:
+    """An ordinary server with this reply to a reset, except to the one with which a connection begins."""
+    before = b""
+
+    def script(command: int, payload: bytes) -> Say:
+        nonlocal before
+        begins, before = before == PYMYSQL_SETS, payload
+        return reset() if command == RESET and not begins else ordinary(command, payload)
+
+    return script
 
 
 def test_a_session_that_has_written_is_reset_when_it_is_given_back() -> None:
@@ -201,13 +209,13 @@ def test_a_session_that_has_written_is_reset_when_it_is_given_back() -> None:
         with pool.connection() as again:
             assert again is connection
             assert again.run(["SELECT"])[0].rows == [b"\x011"]
-        settings, *others = server.commands[1:]  # The first one is PyMySQL's.
+        _, settings, *others = server.commands[1:]  # The first one is PyMySQL's, the next one a reset.
         assert others == [b"\x03SELECT", b"\x03UPDATE", bytes([RESET]), settings, b"\x03SELECT"]
 
 
 @pytest.mark.parametrize("said", [Say([make_err(1317, "70100", "Query execution was interrupted")]), GONE])
 def test_a_connection_whose_reset_has_failed_is_replaced_without_an_error(said: Say) -> None:
-    with pool_on(resetting(said)) as (server, pool):
+    with pool_on(resetting(lambda: said)) as (server, pool):
         with pool.connection() as connection:
             connection.run(["UPDATE"])
         with pool.connection() as other:
@@ -219,13 +227,11 @@ def test_a_connection_whose_reset_has_failed_is_replaced_without_an_error(said: 
 def test_a_caller_that_waits_for_the_reply_to_a_reset_gets_an_error_when_the_pool_is_closed() -> None:
     came = threading.Event()
 
-    def script(command: int, payload: bytes) -> Say:
-        if command == RESET:
-            came.set()
-            return Say()
-        return ordinary(command, payload)
+    def reset() -> Say:
+        came.set()
+        return Say()
 
-    with pool_on(script) as (_, pool):
+    with pool_on(resetting(reset)) as (_, pool):
         with pool.connection() as connection:
             connection.run(["UPDATE"])
         errors: list[StoreError] = []
@@ -267,9 +273,9 @@ def test_the_results_of_the_statements_are_reported_before_the_reply_is_read() -
 
 def test_a_statement_that_fails_before_a_command_leaves_the_connection_in_step() -> None:
     refused = Say([OK, make_err(3572, "HY000", "Statement aborted because lock(s) could not be acquired")])
-    with pool_on(answering(second=refused, SELECT=Say(rows(["1"])))) as (_, pool), pool.connection() as connection:
+    with pool_on(answering(refused=refused, SELECT=Say(rows(["1"])))) as (_, pool), pool.connection() as connection:
         with pytest.raises(StoreError, match="lock"):
-            read_behind(connection, ["first", "second", "third"])
+            read_behind(connection, ["first", "refused", "third"])
         assert not connection.broken
         assert connection.run(["next", "last"])[1].affected == 0
 
@@ -342,12 +348,11 @@ def test_a_connection_is_ready_when_the_replies_to_its_reset_are_here() -> None:
     """The reset's replies come after `release` is set: a connection that owes them would be waited for."""
     release = threading.Event()
 
-    def script(command: int, payload: bytes) -> Say:
-        if command == RESET:
-            assert release.wait(20)
-        return ordinary(command, payload)
+    def reset() -> Say:
+        assert release.wait(20)
+        return DONE
 
-    with pool_on(script) as (_, pool):
+    with pool_on(resetting(reset)) as (_, pool):
         with pool.connection() as connection:
             connection.run(["UPDATE m SET a = 1", "COMMIT"])
         assert pool.ready() is None
