@@ -53,6 +53,8 @@ class Policy:
     """The lease column, as the comment spells it; None: the table has none."""
     reason: str | None = None
     """The column for the reason of a NACK, as the comment spells it; None: the table has none."""
+    delay_by: str | None = None
+    """The column by which producers delay messages, as the comment spells it; None: there is none."""
     max_attempts: int = 0
     """Deliveries until a message is dead; 0: it never is."""
     dead_letter: str | None = None
@@ -312,8 +314,6 @@ class SettleColumns:
 
     table: TableId
     lease: str | None = None
-    counted: bool = False
-    """Whether the database counts what is in flight by the lease column."""
     reason: ReasonColumn | None = None
     by_primary_key: bool = False
     """Whether ids are found by the primary key."""

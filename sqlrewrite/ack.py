@@ -101,35 +101,10 @@ class KeyLiterals(enum.Enum):
     """Numbers and strings."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseColumn:
-    """The lease column of a queue: its quoted name. `counted`: messages in flight are counted by it, for
-    a limit of the queue."""
-
-    name: bytes
-    counted: bool = False
-
-    def extended_by(self, delay_ns: bytes) -> bytes:
-        """The assignments of EXTEND. The server carries them out from left to right.
-
-        The new end is the first one that is late enough and has the CLAIM_DIGITS_NS of the lease.
-        Where messages are counted, one that is not in flight any more holds no place, and gets none:
-        its lease becomes NULL. The first assignment keeps, for one that is, the digits below zero.
-        """
-        name, unit = self.name, CLAIM_DIGITS_NS
-        if not self.counted:
-            digits, lease = b"COALESCE(%b, 0) %% %d" % (name, unit), b"%b = time_next" % name
-            return b"time_next = %b, %b" % (_end_with(digits, delay_ns), lease)
-        before = b"%b = IF(%b = time_next AND %b > %b, %b %% %d - %d, NULL)" % (name, name, name, NOW, name, unit, unit)
-        digits = b"COALESCE(%b + %d, 0)" % (name, unit)
-        behind = b"%b = IF(%b IS NULL, NULL, time_next)" % (name, name)
-        return b"%b, time_next = %b, %b" % (before, _end_with(digits, delay_ns), behind)
-
-
-def _end_with(digits: bytes, delay_ns: bytes) -> bytes:
-    """The first time with these digits that is not earlier than the delay from now."""
+def _end_with(digits: bytes) -> bytes:
+    """The first time with these CLAIM_DIGITS_NS that is not earlier than `ackstream_least`."""
     unit = CLAIM_DIGITS_NS
-    return b"(%b + %b - %b + %d) DIV %d * %d + %b" % (NOW, delay_ns, digits, unit - 1, unit, unit, digits)
+    return b"(ackstream_least - %b + %d) DIV %d * %d + %b" % (digits, unit - 1, unit, unit, digits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,37 +153,45 @@ class SettleStatement:
 
     def update(
         self,
-        lease: LeaseColumn | None = None,
+        lease: bytes | None = None,
         reason: ReasonColumns | None = None,
         *,
         by_primary_key: bool = False,
         ack_mark: int = 0,
     ) -> bytes:
-        """The UPDATE to run in its place: one affected row per message. `lease`: the table's lease
-        column; `reason`: its columns for the reason, required if there is one. `by_primary_key`:
+        """The UPDATE to run in its place: one affected row per message. `lease`: the quoted name of the table's
+        lease column; `reason`: its columns for the reason, required if there is one. `by_primary_key`:
         whether ids are found by the primary key, which the UPDATE then uses if it names ids. The
         server may take it for a small table while its statistics are old, and reads and locks all
         rows or all that are due, so claims would pass over them. A temporary table that hides the
         queue then needs a primary key, too. `ack_mark`: of an ACK, as in `acknowledged`.
 
-        Its parameters are the statement's, except that the last `moved_params` come first.
+        Its parameters are the statement's, except that the last `moved_params` come first. It means the same in
+        every sql_mode, and in whichever order the server assigns: no assignment refers to another.
         """
+        index = b" FORCE INDEX (PRIMARY)" if by_primary_key and self.keys is not None else b""
+        table, guard = self.table_sql + index, b"time_acked IS NULL"
         if self.verb is Verb.ACK:
-            changes, guard = acknowledged(ack_mark), b"time_acked IS NULL"
-        else:
+            changes = acknowledged(ack_mark)
+        elif self.verb is Verb.NACK:
             changes = b"time_next = %b + %b" % (NOW, self._delay_ns())
-            if self.verb is Verb.EXTEND and lease is not None:  # The lease keeps the mark of its proxy.
-                changes = lease.extended_by(self._delay_ns())
-            guard = b"time_acked IS NULL AND epoch > 0"
+            guard += b" AND epoch > 0"
             if self.reason is not None:
                 assert reason is not None
                 written = b"?" if isinstance(self.reason, Param) else self.reason
                 changes += b", %b = LEFT(%b, %d)" % (reason.text, written, reason.chars_max)
                 if reason.at is not None:
                     changes += b", %b = UTC_TIMESTAMP(6)" % reason.at
-        index = b" FORCE INDEX (PRIMARY)" if by_primary_key and self.keys is not None else b""
+        elif lease is None:
+            changes = b"time_next = %b + %b" % (NOW, self._delay_ns())
+            guard += b" AND epoch > 0 AND time_next > %b" % NOW
+        else:  # The time stands in a table of one row: two columns get it, and `?` can stand once.
+            table += b", (SELECT %b + %b AS ackstream_least) AS ackstream_end" % (NOW, self._delay_ns())
+            until = _end_with(b"MOD(%b, %d)" % (lease, CLAIM_DIGITS_NS))
+            changes = b"time_next = %b, %b = %b" % (until, lease, until)
+            guard += b" AND %b = time_next AND time_next > %b" % (lease, NOW)
         guarded = b"%b AND (%b\n)" % (guard, self.condition)
-        return b"%bUPDATE %b%b SET %b WHERE %b" % (AS_IT_IS, self.table_sql, index, changes, guarded)
+        return b"%bUPDATE %b SET %b WHERE %b" % (AS_IT_IS, table, changes, guarded)
 
     def _delay_ns(self) -> bytes:
         if isinstance(self.delay_s, Decimal):

@@ -15,7 +15,8 @@ from typing import Final
 from sqlrewrite.names import quote
 from sqlrewrite.tokens import Token, TokenStream
 
-NOW_NS: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
+_NOW_US: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+NOW_NS: Final = f"{_NOW_US} * 1000"
 """The server's clock in nanoseconds since 1970."""
 
 OWN_COLUMNS: Final = {
@@ -136,15 +137,26 @@ def _key(columns: Sequence[str]) -> str:
 NO_EXTRAS: Final = Extras()
 
 
+END_S: Final = 9_223_372_036
+"""The last whole second that a BIGINT of nanoseconds can be, in April 2262: later times are never reached, and
+mean that one."""
+
+
 def time_next_default(delay_by: str | None, type_word: str = "") -> str:
     """The default of time_next, an expression in parentheses: now, or when the column `delay_by` says.
-    A DATETIME or TIMESTAMP is the time itself, in the time zone of the session that inserts; any
-    other type is a number of seconds from now."""
+
+    A DATETIME or TIMESTAMP is the time itself, in the time zone of the session that inserts. The server converts
+    times up to 2038 (MariaDB before 11.5) or 3000. Later ones have the difference from UTC that the session has now.
+    Any other type is a number of seconds from now. NULL is now.
+    """
     if delay_by is None:
         return f"({NOW_NS})"
+    column = quote(delay_by)
     if type_word in {"DATETIME", "TIMESTAMP"}:
-        return f"(COALESCE(CAST(UNIX_TIMESTAMP({quote(delay_by)}) * 1000000000 AS SIGNED), {NOW_NS}))"
-    return f"({NOW_NS} + CAST(COALESCE({quote(delay_by)}, 0) * 1000000000 AS SIGNED))"
+        converted = f"CAST(LEAST(UNIX_TIMESTAMP({column}), {END_S}) * 1000000000 AS SIGNED)"
+        computed = f"LEAST({_NOW_US} + TIMESTAMPDIFF(MICROSECOND, NOW(6), {column}), {END_S}000000) * 1000"
+        return f"(COALESCE(IF(UNIX_TIMESTAMP({column}) > 0, {converted}, {computed}), {NOW_NS}))"
+    return f"(CAST(LEAST({NOW_NS} + COALESCE({column}, 0) * 1000000000.0, {END_S}000000000) AS SIGNED))"
 
 
 def lease_key(lease: str, counted: Sequence[str] = ()) -> str:

@@ -216,6 +216,7 @@ class _Reader:
             on_disconnect=values["on_disconnect"] or OnDisconnect.RELEASE,
             lease=values["lease"],
             reason=values["reason"],
+            delay_by=values["delay_by"],
             max_attempts=values["max_attempts"] or 0,
             dead_letter=values["dead_letter"],
             dead_letter_of=values["dead_letter_of"] or (),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from engine.catalog.batches import batch_column, batch_problems, follow_up_column
+from engine.catalog.delays import delay_warnings
 from engine.catalog.directives import comment_warnings, parse_comment
 from engine.model import TableId
 from engine.queue_table import PRIMARY_KEY, BrokenTable, GroupColumn, IdKind, Policy, QueueTable, ReasonColumn
@@ -72,6 +73,8 @@ class Column:
     """With length, precision, sign and members, as in CREATE TABLE."""
     collation: str = ""
     """Of a text column."""
+    default: str = ""
+    """Its default value or expression, as the server writes it."""
 
     @property
     def generated(self) -> bool:
@@ -177,6 +180,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         advice=tuple(_advice(facts, scan, columns)),
         warnings=(
             *comment_warnings(facts.comment),
+            *_delay_warnings(facts.id, policy, columns),
             *_group_warnings(facts, policy, group_columns, group_index),
         ),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
@@ -301,6 +305,12 @@ def _reason(policy: Policy, columns: Mapping[str, Column]) -> ReasonColumn | Non
     fits = at is not None and at.data_type == "datetime" and not at.generated
     chars_max = _REASON_CHARS[column.data_type] or column.length_chars
     return ReasonColumn(column.name, at.name if at is not None and fits else None, chars_max)
+
+
+def _delay_warnings(table: TableId, policy: Policy, columns: Mapping[str, Column]) -> Iterable[str]:
+    column = columns.get((policy.delay_by or "").lower())
+    data_type = column.data_type if column is not None else ""
+    return delay_warnings(table, policy.delay_by, data_type, columns["time_next"].default)
 
 
 def _order_index(group: Sequence[GroupColumn], indexes: Sequence[Index]) -> str | None:

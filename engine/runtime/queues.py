@@ -205,9 +205,8 @@ class Queues:
         if isinstance(found, BrokenTable) and found.denied:
             return SettleColumns(found.id)
         queue = await self.queue(table)
-        counted = queue.policy.counts_in_flight
         by_primary_key = queue.id_index == PRIMARY_KEY
-        return SettleColumns(queue.id, queue.lease_column, counted, queue.reason, by_primary_key=by_primary_key)
+        return SettleColumns(queue.id, queue.lease_column, queue.reason, by_primary_key=by_primary_key)
 
     async def inspect(
         self, table: TableId, *, text: bytes | None = None, fresh: bool = False

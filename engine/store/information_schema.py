@@ -175,8 +175,8 @@ def _same_table(table: TableId, rows: Sequence[Row]) -> Row | None:
 
 
 def _column(row: Sequence[str]) -> Column:
-    name, data_type, nullable, length_chars, extra, full_type, collation = row
-    return Column(name, data_type.lower(), nullable == "YES", int(length_chars), extra, full_type.lower(), collation)
+    name, data_type, nullable, length_chars, extra, full_type, *more = row
+    return Column(name, data_type.lower(), nullable == "YES", int(length_chars), extra, full_type.lower(), *more)
 
 
 def _indexes(rows: Sequence[Row]) -> Iterator[Index]:

@@ -750,7 +750,7 @@ WHERE $tables AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
 -- Their columns, each table's in their order.
 SELECT /* ackstream catalog */
     table_schema, table_name, column_name, data_type, is_nullable, COALESCE(character_maximum_length, 0), extra,
-    column_type, COALESCE(collation_name, '')
+    column_type, COALESCE(collation_name, ''), COALESCE(column_default, '')
 FROM information_schema.columns
 WHERE $tables
 ORDER BY ordinal_position

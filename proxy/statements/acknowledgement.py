@@ -36,7 +36,7 @@ from proxy.wire.bulk import rearranged_in_bulk
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.packets import AUTOCOMMIT, ServerError, make_err
 from proxy.wire.params import make_query
-from sqlrewrite.ack import LeaseColumn, ReasonColumns, SettleStatement, settle_steps
+from sqlrewrite.ack import ReasonColumns, SettleStatement, settle_steps
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import PARSE_ERROR
 from sqlrewrite.names import Param, TableName
@@ -198,7 +198,7 @@ class Acknowledgement:
         if statement.reason is not None and reason is None:
             await may_settle(session, table)
             raise ServerError(1105, "HY000", NO_REASON_COLUMN.format(columns.table, qualified(columns.table)))
-        lease = None if columns.lease is None else LeaseColumn(quoted(columns.lease).encode(), counted=columns.counted)
+        lease = None if columns.lease is None else quoted(columns.lease).encode()
         update = statement.update(lease, reason, by_primary_key=columns.by_primary_key, ack_mark=columns.ack_mark)
         return statement, columns.table, update
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from engine.catalog.delays import delay_problem
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
 from engine.catalog.own_tables import OWN_TABLES, OwnTable
 from engine.model import NS_PER_S, TableId
@@ -212,7 +213,10 @@ class Creation:
         """Let the default of time_next depend on a column, or on none."""
         await marked_comment(session, table)
         types = await _column_types(session, table)
-        default = time_next_default(column, types.get((column or "").casefold(), "").upper())
+        data_type = types.get((column or "").casefold(), "")
+        if column is not None and (problem := delay_problem(column, data_type)):
+            raise ServerError(1105, "HY000", f"DELAY_BY is not possible: {problem}")
+        default = time_next_default(column, data_type.upper())
         await self._change_schema(session, sql("default_time_next", table=table.quoted(), default=default))
 
     async def group_index(self, session: ClientSession, statement: CreateQueue, values: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
+from engine.catalog.delays import delay_problem
 from engine.catalog.directives import parse_comment, split_comment
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
 from engine.queue_table import BrokenTable, Policy
@@ -58,7 +59,10 @@ def problems_of(statement: CreateQueue, comment: str, storage_engine: str) -> tu
         by_time,
     )
     verdict = evaluate(facts)
-    return verdict.problems if isinstance(verdict, BrokenTable) else ()
+    types = {column.name.casefold(): column.data_type for column in facts.columns}
+    delay_by = extras.delay_by or ""
+    delay = delay_problem(delay_by, types.get(delay_by.casefold(), ""))
+    return (*(verdict.problems if isinstance(verdict, BrokenTable) else ()), *([delay] if delay else ()))
 
 
 def _lease_column(comment: str) -> str | None:

@@ -114,6 +114,51 @@ def test_only_messages_that_are_delivered_and_not_acknowledged_are_touched(deliv
     assert rows(delivered, "SELECT * FROM m WHERE id <> 2 ORDER BY id") == before
 
 
+@pytest.fixture(params=["%s", "?"], ids=["text", "prepared"])
+def extend(request, driver):
+    """EXTEND of the first delivery of message 1 by ten minutes; returns the affected rows."""
+    cursor = driver.cursor(prepared=request.param == "?")
+
+    def extended() -> int:
+        places = request.param
+        cursor.execute(f"EXTEND m WHERE id = {places} AND epoch = {places} BY {places}", (1, 1, 600))
+        return int(cursor.rowcount)
+
+    yield extended
+    cursor.close()
+
+
+@pytest.mark.parametrize("delay", ["", "DELAY 60"])
+def test_a_heartbeat_that_comes_after_the_message_was_given_back_leaves_it_alone(connection, extend, delay) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    enqueue(connection, "m", "a")
+    assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 10") == [(1,)]
+    assert extend() == 1
+    assert run(connection, f"NACK m WHERE id = 1 AND epoch = 1 {delay}") == 1
+    before = rows(connection, "SELECT time_next, lease FROM m")
+    assert extend() == 0
+    assert rows(connection, "SELECT time_next, lease FROM m") == before
+    if not delay:
+        assert rows(connection, "STREAM id, epoch FROM m LIMIT 1 WAIT 10") == [(1, 2)]
+
+
+def test_without_a_lease_column_a_message_that_was_given_back_at_once_is_left_alone(delivered, extend) -> None:
+    assert extend() == 1
+    assert run(delivered, "NACK m WHERE id = 1 AND epoch = 1") == 1
+    assert extend() == 0
+    assert rows(delivered, "STREAM id, epoch FROM m LIMIT 1 WAIT 10") == [(1, 2)]
+
+
+def test_a_delivery_whose_wait_is_over_is_not_extended(connection, extend) -> None:
+    """The message may be with another consumer in a moment."""
+    run(connection, "CREATE QUEUE m (payload TEXT) ACK_WAIT = 0.2")
+    enqueue(connection, "m", "a")
+    assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 10") == [(1,)]
+    eventually(lambda: rows(connection, f"SELECT 1 FROM m WHERE time_next < {NOW_NS}") == [(1,)])
+    assert extend() == 0
+    assert run(connection, "ACK m WHERE id = 1 AND epoch = 1") == 1
+
+
 def test_the_epoch_stays_that_of_the_delivery(delivered) -> None:
     run(delivered, "NACK m WHERE id = 1 DELAY 5")
     run(delivered, "EXTEND m WHERE id = 2 BY 5")

@@ -15,7 +15,7 @@ from pymysql.connections import Connection
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import rows, run
-from tests.support.servers import connect, server_or_skip
+from tests.support.servers import FLAVOUR_OF, ServerName, connect, server_or_skip
 from tests.support.waiting import eventually
 
 OF_BOTH: Final = {
@@ -80,14 +80,14 @@ PRIVILEGES: Final = "SELECT, INSERT, UPDATE, DELETE, TRIGGER ON *.*"
 
 
 @pytest.fixture(scope="module")
-def hostile_server(flavour: Flavour) -> Iterator[EmbeddedServer]:
+def hostile_server(server_name: ServerName) -> Iterator[EmbeddedServer]:
     """A server with all of these settings, and an account for the engine."""
-    with server_or_skip(flavour) as server, connect(server) as root:
+    with server_or_skip(server_name) as server, connect(server) as root:
         run(root, "CREATE USER engine@localhost")
         run(root, f"GRANT {PRIVILEGES} TO engine@localhost")
         run(root, "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO engine@localhost")
         run(root, "CREATE DATABASE shop CHARACTER SET utf8mb4")
-        for name, value in {**OF_BOTH, **OF[flavour]}.items():
+        for name, value in {**OF_BOTH, **OF[FLAVOUR_OF[server_name]]}.items():
             run(root, f"SET GLOBAL {name} = {value}")
         yield server
 

@@ -135,6 +135,54 @@ def test_a_producer_delays_a_message_until_a_time_of_its_own_time_zone(connectio
     assert 250 < due_in_s(connection, 1) <= 300
 
 
+@pytest.mark.parametrize("column_type", ["DATETIME", "DATETIME(6)"])
+def test_a_time_that_the_server_cannot_convert_is_not_due_at_once(connection, column_type: str) -> None:
+    run(connection, f"CREATE QUEUE m (payload TEXT, send_at {column_type}) DELAY_BY = send_at")
+    times = ["2037-06-01", "2038-01-20", "2262-01-01", "2262-05-01", "2999-12-31", "3001-02-01", "9999-12-31 23:59:59"]
+    for zone in ("+00:00", "-07:30"):
+        run(connection, f"SET time_zone = '{zone}'")
+        for time in times:
+            run(connection, f"INSERT INTO m (payload, send_at) VALUES ('{zone}', '{time}')")
+    late = "LEAST(TIMESTAMPDIFF(SECOND, '1970-01-01', send_at) - IF(payload = '-07:30', -27000, 0), 9223372036)"
+    found = rows(connection, f"SELECT time_next DIV 1000000000 - {late} FROM m")
+    assert found == [(0,)] * 2 * len(times)
+    assert rows(connection, "STREAM id FROM m NOWAIT") == []
+
+
+@pytest.mark.parametrize("column_type", ["DECIMAL(20,6)", "BIGINT UNSIGNED", "DOUBLE"])
+def test_a_delay_beyond_all_times_is_for_ever(connection, column_type: str) -> None:
+    run(connection, f"CREATE QUEUE m (payload TEXT, after_s {column_type}) DELAY_BY = after_s")
+    run(connection, "INSERT INTO m (payload, after_s) VALUES ('never', 99999999999999)")
+    assert rows(connection, "SELECT time_next FROM m") == [(9_223_372_036 * 10**9,)]
+
+
+def test_an_older_time_is_due(connection) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT, send_at DATETIME) DELAY_BY = send_at")
+    run(connection, "INSERT INTO m (payload, send_at) VALUES ('old', '1960-01-01')")
+    assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 10") == [("old",)]
+
+
+@pytest.mark.parametrize("column_type", ["DATE", "TIME", "YEAR"])
+def test_a_column_that_is_no_number_of_seconds_and_no_time_is_refused(connection, column_type: str) -> None:
+    told = f"names a column of the type {column_type}: it has to be a number of seconds, or the time"
+    code, text = refused(connection, f"CREATE QUEUE m (payload TEXT, send_on {column_type}) DELAY_BY = send_on")
+    assert (code, told in text) == (1105, True)
+    run(connection, f"CREATE QUEUE m (payload TEXT, send_on {column_type})")
+    code, text = refused(connection, "ALTER QUEUE m DELAY_BY = send_on")
+    assert (code, told in text) == (1105, True)
+
+
+def test_the_default_of_a_former_release_is_a_problem_until_alter_queue_renews_it(connection) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT, send_at DATETIME) DELAY_BY = send_at")
+    former = f"(COALESCE(CAST(UNIX_TIMESTAMP(`send_at`) * 1000000000 AS SIGNED), {NOW_NS}))"
+    run(connection, f"ALTER TABLE m ALTER COLUMN time_next SET DEFAULT {former}")
+    told = "ALTER QUEUE {} DELAY_BY = send_at renews it"
+    ((database,),) = rows(connection, "SELECT DATABASE()")
+    eventually(lambda: told.format(f"{database}.m") in str(rows(connection, "SHOW FULL QUEUES LIKE 'm'")[0][-1]))
+    run(connection, "ALTER QUEUE m DELAY_BY = send_at")
+    eventually(lambda: rows(connection, "SHOW FULL QUEUES LIKE 'm'")[0][-1] is None)
+
+
 def test_alter_queue_adds_the_delay_and_takes_it_away(connection) -> None:
     run(connection, "CREATE QUEUE m (payload TEXT)")
     run(connection, "ALTER QUEUE m DELAY_BY = delay_s")

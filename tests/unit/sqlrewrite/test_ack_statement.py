@@ -294,7 +294,10 @@ def test_hostile_text_comes_to_an_end(head: bytes, unit: bytes) -> None:
 
 # -- NACK and EXTEND
 
-GUARD = b" WHERE time_acked IS NULL AND epoch > 0 AND ("
+GUARDS = {
+    Verb.NACK: b" WHERE time_acked IS NULL AND epoch > 0 AND (",
+    Verb.EXTEND: b" WHERE time_acked IS NULL AND epoch > 0 AND time_next > %b AND (" % NOW,
+}
 
 
 @pytest.mark.parametrize(
@@ -330,7 +333,8 @@ def test_the_time_stands_at_the_end_outside_quotes_and_parentheses(sql: bytes, d
     statement = parse_settle(sql)
     assert (statement.delay_s, statement.condition) == (Decimal(delay_s), condition)
     assert statement.update() == (
-        b"%bUPDATE t SET time_next = %b + %d%b%b\n)" % (AS_IT_IS, NOW, Decimal(delay_s) * 10**9, GUARD, condition)
+        b"%bUPDATE t SET time_next = %b + %d%b%b\n)"
+        % (AS_IT_IS, NOW, Decimal(delay_s) * 10**9, GUARDS[statement.verb], condition)
     )
 
 
