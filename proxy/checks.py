@@ -116,6 +116,9 @@ def _binary_log(log_bin: str, form: str, image: str) -> Finding:
     if log_bin != "1":
         text = "off: what bypasses the proxy is found by polling"
         return Finding("warning", BINARY_LOG, text, "start the server with log_bin")
+    if form == "STATEMENT":
+        text = "binlog_format is STATEMENT: the server refuses the engine's claims (1665), so nothing is delivered"
+        return Finding("error", BINARY_LOG, text, "SET GLOBAL binlog_format = ROW, and in my.cnf")
     if form != "ROW":
         text = f"binlog_format is {form}"
         return Finding("warning", BINARY_LOG, text, "SET GLOBAL binlog_format = ROW, and in my.cnf")

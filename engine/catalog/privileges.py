@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from engine.catalog.obstacles import Obstacle
 from engine.model import TableId
 from engine.quoting import qualified, quoted
 
@@ -39,11 +40,14 @@ class Grants:
     mariadb: bool = False
     checked: bool = True
     """False: the server checks no privileges (skip_grant_tables)."""
+    obstacle: Obstacle | None = None
+    """What keeps the server from claims, whatever the account may."""
 
     @property
     def stamp(self) -> str:
-        """A digest that changes when the account's privileges change."""
-        return hashlib.blake2b("\n".join((self.account, *self.lines)).encode(), digest_size=16).hexdigest()
+        """A digest that changes when the account's privileges change, or the obstacle."""
+        parts = (self.account, *self.lines, self.obstacle.text if self.obstacle else "")
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
     def cover(self, table: TableId, wanted: Collection[str]) -> bool:
         """Whether the account certainly has these privileges on all of a table.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from engine.catalog.obstacles import Obstacle, obstacle_of
 from engine.catalog.own_tables import OWN_TABLES, OwnTable
 from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, OF_GATHERED_ACKS, Grants
 from engine.catalog.verdict import held_back, limit_again
@@ -25,16 +26,20 @@ ABSENT = frozenset({ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR})
 
 def read_grants(connection: StoreConnection) -> Grants:
     """The account's present privileges, including those that its session does not have yet."""
+    variables, row = connection.run([statement("rights_server"), statement("rights_account")])
+    account, version = (_text(value) for value in text_values(row.rows[0]))
+    mariadb = "MariaDB" in version
+    shown = (map(_text, text_values(variable)) for variable in variables.rows)
+    obstacle = obstacle_of({name: value for name, value, *_ in shown}, mariadb=mariadb)
     try:
-        account, grants = connection.run([statement("rights_account"), statement("rights_grants")])
+        (grants,) = connection.run([statement("rights_grants")])
     except StoreError as error:
         if error.code == ER.OPTION_PREVENTS_STATEMENT:  # --skip-grant-tables
-            return Grants("", (), checked=False)
+            return Grants("", (), checked=False, obstacle=obstacle)
         raise
-    name, version = (_text(value) for value in text_values(account.rows[0]))
-    user, _, host = name.rpartition("@")
+    user, _, host = account.rpartition("@")
     lines = sorted(_text(value) for row in grants.rows for value in text_values(row))
-    return Grants(f"{quoted(user)}@{quoted(host)}", tuple(lines), mariadb="MariaDB" in version)
+    return Grants(f"{quoted(user)}@{quoted(host)}", tuple(lines), mariadb=mariadb, obstacle=obstacle)
 
 
 class Rights:
@@ -53,11 +58,14 @@ class Rights:
     def on(self, found: QueueTable | BrokenTable) -> QueueTable | BrokenTable:
         """`found` unchanged if the engine's account has all privileges on the queue.
 
-        Otherwise a broken table with the GRANT as its problem. Privileges missing on its dead-letter
+        Otherwise a broken table with the GRANT as its problem, or with the setting of the server that refuses every
+        claim. Privileges missing on its dead-letter
         table only add a warning. Without those to acknowledge for clients, ACKs are not alike. Raises
         StoreError if it cannot be known now.
         """
         grants = self._grants
+        if grants.obstacle and isinstance(found, QueueTable) and self._is_refused(found, grants.obstacle):
+            return BrokenTable(found.id, (grants.obstacle.text,), denied=True, unread_parts=found.batch is not None)
         if not grants.cover(found.id, OF_A_QUEUE):
             if lacking := self._lacking(found.id, OF_A_QUEUE, and_lease(found)):
                 parts = isinstance(found, QueueTable) and found.batch is not None
@@ -77,6 +85,18 @@ class Rights:
             warning = f"dead messages stay here: {grants.missing_problem(place, lacking)}"
             return replace(found, warnings=(*found.warnings, warning))
         return found
+
+    def _is_refused(self, found: QueueTable, obstacle: Obstacle) -> bool:
+        """Whether the server refuses claims of this table."""
+        if not obstacle.shown:
+            return True
+        try:
+            self._try([statement("rights_claim", table=qualified(found.id), and_lease=and_lease(found))])
+        except StoreError as error:
+            if self._connection.broken:
+                raise
+            return not error.lasting  # Else the table or a privilege is the reason, which is reported as such.
+        return False
 
     def limits_problem(self, queue: TableId, policy: Policy) -> str | None:
         """Why the engine cannot keep the limits of a queue in its own tables; None if it can. Raises StoreError

@@ -794,6 +794,11 @@ SELECT /* ackstream rights */ CURRENT_USER(), VERSION()
 -- The account's present privileges. (A session keeps the global privileges that it began with.)
 SHOW GRANTS
 
+-- name: rights_server
+-- What may keep the server from carrying out any claim. Each server has some of these.
+SHOW GLOBAL VARIABLES WHERE variable_name IN
+    ('log_bin', 'binlog_format', 'innodb_read_only', 'innodb_force_recovery', 'wsrep_on', 'wsrep_forced_binlog_format')
+
 -- name: rights_select
 -- Whether the account may look for messages. The statements below run behind it. They read no row either,
 -- and require no other privilege, and none on columns that the engine does not use.

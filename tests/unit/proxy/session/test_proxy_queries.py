@@ -48,7 +48,9 @@ def test_each_statement_has_a_name_of_its_own_and_a_description() -> None:
     assert len(names) == len(set(names)) == FILE.count("-- name:")
     for part in FILE.split("\n\n")[1:]:
         if part.startswith("-- name:"):
-            assert re.match(r"-- name: \w+\n-- \w.*\n(-- .*\n)*((/\*M!\d+ )?[A-Z]|/\*M!|\$(select|insert) )", part), part
+            assert re.match(r"-- name: \w+\n-- \w.*\n(-- .*\n)*((/\*M!\d+ )?[A-Z]|/\*M!|\$(select|insert) )", part), (
+                part
+            )
 
 
 def test_each_statement_is_used_and_each_that_is_used_has_a_name() -> None:
