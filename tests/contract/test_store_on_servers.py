@@ -641,7 +641,7 @@ class TestCatalog:
         few = statements_of_a_look()
         for number in range(100):
             subject.execute(f"CREATE TABLE m{number} LIKE messages")
-        assert statements_of_a_look() == few <= 11
+        assert statements_of_a_look() == few <= 12
 
     def test_all_problems_are_reported_at_once(self, subject: ServerSubject) -> None:
         subject.execute(
