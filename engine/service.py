@@ -20,12 +20,12 @@ from engine.dispatch.leases import Lease
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
-from engine.keys import all_certain, certain, key_of, keys_of
+from engine.keys import all_certain, keys_of
 from engine.model import ANYTHING, Entry, Key, RowFormat, Selection, TableId
 from engine.queue_table import BrokenTable, IdKind, Policy, QueueTable, SettleColumns
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
 from engine.runtime.follow_up_queues import FollowUpQueues
-from engine.runtime.gathered_acks import AckResult, GatheredAcks, Reports
+from engine.runtime.gathered_acks import GatheredAcks, Reports
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
 from engine.runtime.roster import RosterWatch
@@ -33,9 +33,12 @@ from engine.runtime.semaphore_queues import SemaphoreQueues
 from engine.runtime.store_effects import no_queue_text
 from engine.runtime.table_runner import Locker, Sink, TableRunner
 from engine.store.acks import Ack
-from engine.store.port import Origin, Roster, Store, StoreError
+from engine.store.port import AckResult, Origin, Roster, Store, StoreError
 
 NO_IDS = range(0)
+ACK_KEYS_MAX = 1_000
+"""Messages of an ACK that the engine carries out, in some ms of one of its connections. A larger one is carried
+out by its client's session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,11 @@ class Engine:
         """
         return replace(await self._queues.to_settle(table), ack_mark=self.slot)
 
+    def known_to_settle(self, table: TableId) -> SettleColumns | None:
+        """The same without waiting; None if the table has to be described."""
+        columns = self._queues.known_to_settle(table)
+        return None if columns is None else replace(columns, ack_mark=self.slot)
+
     async def inspect(self, table: TableId, *, fresh: bool = False) -> QueueTable | BrokenTable | None:
         """The table as a queue, or its problems; None if it is not marked.
 
@@ -292,13 +300,16 @@ class Engine:
         for runner in self._by_holder.get(holder, ()):
             runner.transaction_ended(holder, failed=failed)
 
-    def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
+    def acknowledged(
+        self, table: TableId, values: Iterable[object] | None, *, certain: bool = False, holder: int | None = None
+    ) -> None:
         """Messages with these ids (None: unknown ids) were acknowledged, or may have been unless
         `certain`.
 
-        Numbers are int or Decimal, strings bytes. `certain`: a committed UPDATE of this very table,
-        by these ids alone, changed as many rows. Whether each id equals one key only depends on the
-        type of the column, and is checked here.
+        Numbers are int or Decimal, strings bytes. `certain`: a committed UPDATE of a table of this name,
+        by these ids alone, changed as many rows. That is believed of messages that the connection
+        `holder` has: only to itself could it show another table of this name. Any others are looked
+        up. Whether each id equals one key only depends on the type of the column, and is checked here.
         """
         if runner := self._runners.get(table):
             name = table.name.casefold()
@@ -310,35 +321,47 @@ class Engine:
                 and not self._indirect_writes.may_have_trigger(name)
                 and all_certain(runner.queue.id_kind, values or ())
             ):
-                runner.settled(keys)
-            else:
+                held = [lease.key for lease in runner.dispatcher.parts.leases.among(keys) if lease.holder == holder]
+                runner.settled(held)
+                keys = list(set(keys).difference(held))
+            if keys is None or keys:
                 runner.handle(runner.dispatcher.suspected, keys)
                 self._parts_over(table, keys)
             self._note_indirect_write(name)
 
-    def gather_ack(
-        self, table: TableId, value: object, epoch: int | None, origin: Origin, answer: Callable[[AckResult], object]
+    def carry_out_ack(
+        self,
+        table: TableId,
+        values: Sequence[object],
+        epoch: int | None,
+        origin: Origin,
+        answer: Callable[[AckResult], object],
     ) -> bool:
-        """Carry out an ACK of one id on the engine's connection, together with those of other
-        clients. `epoch`: of a condition with one.
+        """Carry out an ACK by ids, outside transactions, on the engine's connection. `epoch`: of a condition
+        with one.
 
         The client's session has shown that it may do this on the server `origin`. The loop calls
         `answer` with the affected rows once they are committed and the dispatcher is notified; with
         AckUnknownError; with None if nothing was done, and the ACK has to run in the client's
-        session. Returns False if nothing is gathered: then `answer` is not called.
+        session. Returns False if nothing is carried out: then `answer` is not called.
         """
         runner = self._runners.get(table)
-        if runner is None or self._draining or self._indirect_writes.may_have_trigger(table.name.casefold()):
+        if runner is None or self._draining or not self.may_carry_out_acks(table) or len(values) > ACK_KEYS_MAX:
             return False
         queue = runner.queue
-        key = key_of(queue.id_kind, value)
-        if not queue.writes_alike or queue.id_kind is not IdKind.INTEGER or not certain(queue.id_kind, value):
-            return False
-        if key is None:
+        keys = keys_of(queue.id_kind, values) if all_certain(queue.id_kind, values) else None
+        if not keys:
             return False
         if (gathered := self._gathered.get(table)) is None:
             gathered = self._gathered[table] = GatheredAcks(self._executor, Reports(runner.settled, runner.suspected))
-        return gathered.gather(queue, Ack(key, epoch), origin, answer)
+        return gathered.carry_out(queue, Ack(tuple(dict.fromkeys(keys)), epoch), origin, answer)
+
+    def may_carry_out_acks(self, table: TableId) -> bool:
+        """Whether an ACK of this queue does the same on the engine's connection as in any session: no trigger
+        runs, and no value is computed."""
+        runner = self._runners.get(table)
+        may_have_trigger = self._indirect_writes.may_have_trigger(table.name.casefold())
+        return runner is not None and runner.queue.writes_alike and not may_have_trigger
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
         """Messages with these ids (None: unknown ids) may have been given back by their

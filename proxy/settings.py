@@ -173,14 +173,15 @@ class Settings(BaseSettings):
     after its wait_timeout. It is half of that timeout at most."""
     rights_max_age_s: float = Field(default=4.0, gt=0)
     """A stream delivers no rows if its client's privileges were proven longer ago. The proof takes one
-    or two short statements on the backing connection, at half of this interval, while rows come or a
-    session repeats its STREAM. A stream that is idle runs none."""
+    or two short statements on the backing connection, at half of this interval, while rows come. A stream
+    that is idle runs none. A session that repeats its STREAM proves them at a quarter of it, one that
+    acknowledges messages at this interval."""
     tracing: bool = False
     """Whether each delivery of a message with a trace context is a span of OpenTelemetry. It needs
     `ackstream[tracing]`; the exporter is configured by the variables of OpenTelemetry (OTEL_…)."""
     gather_acks: bool = True
-    """Whether acknowledgements of single messages that several clients send at about the same time
-    outside transactions are committed together, on a connection of the engine."""
+    """Whether the engine carries out acknowledgements by ids outside transactions, and commits those of
+    several clients together."""
     drain_work_s: float = Field(default=0.0, ge=0)
     """Time at a stop for clients to acknowledge the messages that they hold, before these are
     released and `drain_timeout_s` begins. With 0, a restart takes a message from a consumer that is

@@ -293,6 +293,8 @@ _ELEMENT = re.compile(rb"""'([^']*)'|"([^"]*)"|([^\s,]+)""")
 class _Grammar:
     """The patterns that depend on sql_mode."""
 
+    head: re.Pattern[bytes]
+    """All that precedes a condition."""
     name: re.Pattern[bytes]
     keys: re.Pattern[bytes]
     """A whole condition of the common shape, up to the end of the statement."""
@@ -318,8 +320,14 @@ def _grammar(verb: Verb, *, no_backslash_escapes: bool, ansi_quotes: bool) -> _G
         clauses += "|REASON"
         tail += _reason_pattern({mark: escapes for mark, escapes in marks.items() if mark in string_marks})
     tail = rf"{tail}{_GAP_PIECES}(?>(?:;{_GAP_PIECES})?)\Z"
+    name = "|".join((_BARE_NAME, *_SHORT_NAMES[: 1 + ansi_quotes]))
     return _Grammar(
-        name=bytes_pattern("|".join((_BARE_NAME, *_SHORT_NAMES[: 1 + ansi_quotes]))),
+        head=bytes_pattern(
+            rf"{_GAP_PIECES}{verb.name}{WORD_END}{_GAP_PIECES}(?>(?:FROM{WORD_END}{_GAP_PIECES})?)"
+            rf"(?P<first>{name}){_GAP_PIECES}(?>(?:\.{_GAP_PIECES}(?P<second>{name}){_GAP_PIECES})?)"
+            rf"WHERE{WORD_END}{_GAP_PIECES}"
+        ),
+        name=bytes_pattern(name),
         keys=bytes_pattern(_keys_pattern(ansi_quotes=ansi_quotes) + GAP + tail),
         tail=bytes_pattern(tail),
         pieces=bytes_pattern(
@@ -384,11 +392,7 @@ class _SettleParser:
         self._grammar = _grammar(self._verb, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
 
     def statement(self) -> Generator[None, None, SettleStatement]:
-        self._skip(_VERB)
-        self._skip(_FROM)
-        table, table_sql = self._table()
-        if not self._skip(_WHERE):
-            self._fail(f"WHERE was expected; {self._for_all}")
+        table, table_sql = self._head()
         start = self._position
         shape = self._grammar.keys.match(self._text, start) if self._keys_can_be_read(start) else None
         if shape is None:
@@ -412,6 +416,27 @@ class _SettleParser:
         return SettleStatement(
             self._verb, table, table_sql, condition, keys, param_count, key_literals, delay_s, epoch, reason
         )
+
+    def _head(self) -> tuple[TableName, bytes]:
+        """The table, and its name as written. Reads all that precedes the condition."""
+        head = self._grammar.head.match(self._text)
+        if head is None:
+            self._incomplete_head()
+        self._position = head.end()
+        (first, second), sql = (head.span(name) for name in ("first", "second")), self._sql
+        if second[0] < 0:
+            return TableName(self._unquote(sql[slice(*first)])), sql[slice(*first)]
+        db, name = sql[slice(*first)], sql[slice(*second)]
+        return TableName(self._unquote(name), self._unquote(db)), db + b"." + name
+
+    def _incomplete_head(self) -> NoReturn:
+        """Read the head word by word, to find what it lacks."""
+        self._skip(_VERB)
+        self._skip(_FROM)
+        self._skip_name()
+        if self._skip(_DOT):
+            self._skip_name()
+        self._fail(f"WHERE was expected; {self._for_all}")
 
     def _reason(self, tail: re.Match[bytes] | None, param_count: int) -> bytes | Param | None:
         written = _group(tail, "reason")
@@ -438,20 +463,9 @@ class _SettleParser:
             self._fail(f"{_TAIL_WORDS[self._verb]} takes {_TAKES}")
         return seconds
 
-    def _table(self) -> tuple[TableName, bytes]:
-        first = self._name()
-        if not self._skip(_DOT):
-            return TableName(self._unquote(first)), first
-        second = self._name()
-        return TableName(self._unquote(second), self._unquote(first)), first + b"." + second
-
-    def _name(self) -> bytes:
-        start = self._position
-        match = self._grammar.name.match(self._text, start)
-        if match is None:
+    def _skip_name(self) -> None:
+        if not self._skip(self._grammar.name):
             self._fail("a table name was expected")
-        self._skip(self._grammar.name)
-        return self._sql[start : match.end()]
 
     def _unquote(self, written: bytes) -> str:
         return unquote(written.decode(self._codec, "replace"))

@@ -1,14 +1,15 @@
-"""Acknowledgements of one table that are gathered from several clients into one transaction.
+"""Acknowledgements of one table that the engine carries out for clients.
 
-While a batch is under way, further ACKs wait and become the next batch, so batches grow with the
-load. An ACK that comes alone is not gathered: its client carries it out itself, and waits for
-nothing. So is any ACK while a batch takes long, and for a while after one has failed.
+ACKs of few messages are gathered from several clients into one transaction. While a batch of them is under
+way, further ones wait and become the next batch, so batches grow with the load. An ACK of many messages is
+a batch of its own, and waits for no other. If a batch takes long, or has failed, ACKs are left to their
+clients for a while, who carry them out in their own sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -17,26 +18,24 @@ from engine.model import Key
 from engine.queue_table import QueueTable
 from engine.runtime.executor import StoreExecutor
 from engine.store.acks import Ack
-from engine.store.port import AckUnknownError, Origin, StoreError
+from engine.store.port import AckResult, AckUnknownError, Origin, StoreError
 
 ACKS_MAX: Final = 1_000
-"""ACKs that wait for the next batch. One has an id and an epoch of 20 digits each, so a batch has
-at most 25 kB of ids. Further ACKs are not gathered."""
+"""ACKs that wait for the next batch. Further ones are left to their clients."""
+
+FEW: Final = 16
+"""Messages of an ACK that is gathered. The commit that a larger one would save costs less than the wait."""
 
 PATIENCE_S: Final = 0.2
 """A batch takes milliseconds. If one takes longer, the ACKs behind it do not wait for its end: a
 lock on the table or a busy engine would delay them all."""
 
 PAUSE_S: Final = 1.0
-"""Nothing is gathered for this time after a batch has failed. The cause may last: a privilege on
-single columns, another server."""
+"""The engine carries out no ACKs of the table for this time after a batch has failed. The cause may last: a
+privilege on single columns, another server."""
 
 
-AckResult = int | AckUnknownError | None
-"""The affected rows of an ACK that is committed; None: nothing was done, and its client has to carry it
-out."""
-
-BegunAcks = Callable[[], Awaitable[Sequence[int | None]]]
+BegunAcks = Callable[[], Awaitable[Sequence[AckResult]]]
 """Waits for a batch that the server carries out."""
 
 
@@ -60,44 +59,49 @@ class Reports:
 
 
 class GatheredAcks:
-    """The ACKs of one table that wait for a batch, and the batch under way."""
+    """The ACKs of one table that wait for a batch, and the batches under way."""
 
     def __init__(self, executor: StoreExecutor, reports: Reports) -> None:
         self._executor = executor
         self._reports = reports
         self._waiting: list[_Waiting] = []
         self._under_way = False
+        """Whether a batch of gathered ACKs is."""
         self._not_before_s = 0.0
-        """Nothing is gathered before this time of the loop."""
+        """Nothing is carried out before this time of the loop."""
 
-    def gather(self, queue: QueueTable, ack: Ack, origin: Origin, answer: Callable[[AckResult], object]) -> bool:
-        """Carry out an ACK with others. The loop calls `answer` when its result is known.
+    def carry_out(self, queue: QueueTable, ack: Ack, origin: Origin, answer: Callable[[AckResult], object]) -> bool:
+        """Carry out an ACK. The loop calls `answer` when its result is known.
 
-        Returns False if nothing is gathered now: then `answer` is not called. An ACK cannot be
+        Returns False if nothing is carried out now: then `answer` is not called. An ACK cannot be
         withdrawn, as a client that leaves does not withdraw a statement.
         """
         loop = asyncio.get_running_loop()
         if loop.time() < self._not_before_s or len(self._waiting) >= ACKS_MAX:
             return False
-        self._waiting.append(_Waiting(ack, origin, answer))
+        one = _Waiting(ack, origin, answer)
+        if len(ack.keys) > FEW:
+            self._spawn(queue, [one], gathered=False)
+            return True
+        self._waiting.append(one)
         if not self._under_way:
             self._under_way = True
             loop.call_soon(self._begin, queue)  # Behind all that has arrived in this turn of the loop.
         return True
 
     def _begin(self, queue: QueueTable) -> None:
-        """Begin a batch of the ACKs that wait, if there are several for one server."""
+        """Begin a batch of the ACKs that wait for the server of the first of them."""
         waiting, self._waiting = self._waiting, []
-        origin = waiting[0].origin if waiting else None
-        batch = [one for one in waiting if one.origin == origin]
-        if len(batch) > 1:
-            others = [one for one in waiting if one.origin != origin]
-            self._executor.spawn(self._run(queue, batch, self._begun(queue, batch)), f"ACKs {queue.id}")
-        else:
-            others = waiting
+        if not waiting:
             self._under_way = False
-        for one in others:
-            one.give(None)
+            return
+        origin = waiting[0].origin
+        self._waiting = [one for one in waiting if one.origin != origin]
+        self._spawn(queue, [one for one in waiting if one.origin == origin], gathered=True)
+
+    def _spawn(self, queue: QueueTable, batch: Sequence[_Waiting], *, gathered: bool) -> None:
+        begun = self._begun(queue, batch)
+        self._executor.spawn(self._run(queue, batch, begun, gathered=gathered), f"ACKs {queue.id}")
 
     def _begun(self, queue: QueueTable, batch: Sequence[_Waiting]) -> BegunAcks | None:
         """Have the server begin the batch now, if that is possible. A fault in ackstream is the batch's: its
@@ -109,9 +113,10 @@ class GatheredAcks:
         except Exception as error:  # noqa: BLE001  # `_run` raises it.
             return partial(_failed, error)
 
-    async def _run(self, queue: QueueTable, batch: Sequence[_Waiting], begun: BegunAcks | None) -> None:
-        loop = asyncio.get_running_loop()
-        patience = loop.call_later(PATIENCE_S, self._pause)
+    async def _run(
+        self, queue: QueueTable, batch: Sequence[_Waiting], begun: BegunAcks | None, *, gathered: bool
+    ) -> None:
+        patience = asyncio.get_running_loop().call_later(PATIENCE_S, self._pause)
         try:
             results = await self._acknowledged(queue, batch, begun)
         except BaseException:  # The engine stops, and the store may still commit. Or it is a fault in ackstream.
@@ -121,7 +126,8 @@ class GatheredAcks:
         finally:
             patience.cancel()
             try:
-                self._begin(queue)  # First: the answers take longer than the server needs for the next batch.
+                if gathered:
+                    self._begin(queue)  # First: the answers take longer than the server needs for the next batch.
             finally:
                 for one, result in zip(batch, results, strict=True):
                     one.give(result)
@@ -132,28 +138,40 @@ class GatheredAcks:
         acks, store, counters = [one.ack for one in batch], self._executor.store, self._executor.counters
         try:
             call = begun or partial(self._executor.call, store.acknowledge_all, queue, acks, batch[0].origin)
-            counts = await call()
+            results = await call()
         except AckUnknownError as error:
             self._pause()
             self._executor.report(f"acks of {queue.id}", error)
-            self._reports.suspected([ack.key for ack in acks])
+            self._reports.suspected(_keys(acks))
             return [error] * len(batch)
         except StoreError as error:
             self._pause()
             self._executor.report(f"acks of {queue.id}", error)
             return [None] * len(batch)
         counters.ack_batches += 1
-        counters.acks_gathered += len(counts) - counts.count(None)
-        self._reports.settled([ack.key for ack, count in zip(acks, counts, strict=True) if count])
-        return counts
+        counters.acks_gathered += sum(isinstance(result, int) for result in results)
+        self._report(acks, results)
+        return results
+
+    def _report(self, acks: Sequence[Ack], results: Sequence[AckResult]) -> None:
+        """Of an ACK that has acknowledged some of its messages, it is not known which."""
+        settled = [ack for ack, result in zip(acks, results, strict=True) if result == len(ack.keys)]
+        some = [ack for ack, result in zip(acks, results, strict=True) if result and result != len(ack.keys)]
+        self._reports.settled(_keys(settled))
+        if some:
+            self._reports.suspected(_keys(some))
 
     def _pause(self) -> None:
-        """Gather nothing for a while. Those that wait carry out their ACKs themselves."""
+        """Carry out nothing for a while. Those that wait carry out their ACKs themselves."""
         self._not_before_s = asyncio.get_running_loop().time() + PAUSE_S
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.give(None)
 
 
-async def _failed(error: Exception) -> Sequence[int | None]:
+def _keys(acks: Iterable[Ack]) -> list[Key]:
+    return [key for ack in acks for key in ack.keys]
+
+
+async def _failed(error: Exception) -> Sequence[AckResult]:
     raise error

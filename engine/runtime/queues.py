@@ -204,9 +204,12 @@ class Queues:
         found = await self.inspect(table)
         if isinstance(found, BrokenTable) and found.denied:
             return SettleColumns(found.id)
-        queue = await self.queue(table)
-        by_primary_key = queue.id_index == PRIMARY_KEY
-        return SettleColumns(queue.id, queue.lease_column, queue.reason, by_primary_key=by_primary_key)
+        return _columns_of(await self.queue(table))
+
+    def known_to_settle(self, table: TableId) -> SettleColumns | None:
+        """The same from the last description; None if the table has to be described."""
+        found = self.current(table)
+        return _columns_of(found) if isinstance(found, QueueTable) else None
 
     async def inspect(
         self, table: TableId, *, text: bytes | None = None, fresh: bool = False
@@ -223,14 +226,20 @@ class Queues:
             if known is not None and text in known.texts:
                 return known.found
         elif not fresh:
-            if known is not None and self._is_current(table, known.read):
-                return known.found
+            if (current := self.current(table)) is not None:
+                return current
             if known is None and self._is_current(table, self._unmarked.get(table, 0)):
                 return None
         found = await self._describe_shared(table)
         if text is not None and found is not None:
             self._remember_text(found, text)
         return found
+
+    def current(self, table: TableId) -> QueueTable | BrokenTable | None:
+        """The last description of the table; None if there is none, or if a client of this proxy may have
+        changed the table since."""
+        known = self._known.get(self._spellings.get(table, table))
+        return known.found if known is not None and self._is_current(table, known.read) else None
 
     def _remember_text(self, found: QueueTable | BrokenTable, text: bytes) -> None:
         """Remember that the text shows this description, unless a later read has replaced it."""
@@ -516,3 +525,8 @@ class Queues:
     def _count_fault(self) -> None:
         """Count an unexpected exception, which affects nothing else."""
         self._executor.counters.catalog_faults += 1
+
+
+def _columns_of(queue: QueueTable) -> SettleColumns:
+    by_primary_key = queue.id_index == PRIMARY_KEY
+    return SettleColumns(queue.id, queue.lease_column, queue.reason, by_primary_key=by_primary_key)

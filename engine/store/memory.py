@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from engine.dispatch.semaphore_places import needs_of
+from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
 from engine.model import (
     ANYTHING,
     SLOTS,
@@ -60,6 +61,7 @@ from engine.store.claim_plan import (
 from engine.store.pace import Pace
 from engine.store.port import (
     LOCK_WAIT_TIMEOUT,
+    AckResult,
     AckUnknownError,
     Described,
     Listing,
@@ -129,6 +131,8 @@ class MemoryStore:
     now_ns: int = 0
     tables: dict[TableId, QueueTable | BrokenTable] = field(default_factory=dict)
     rows: dict[TableId, dict[Key, Row]] = field(default_factory=dict)
+    claim_s: float = 0.0
+    """How long the last claim took, which a rate allows for."""
     locked: set[Key] = field(default_factory=set)
     """Keys that another session has locked."""
     unclaimable: set[Key] = field(default_factory=set)
@@ -376,14 +380,17 @@ class MemoryStore:
                 rows[claim.key] = replace(row, epoch=row.epoch - 1, time_next_ns=claim.due_ns)
         return self._timed(Changed(count))
 
-    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
+    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[AckResult]]:
         """Carry out ACKs of clients in one transaction. Returns the affected rows of each."""
         rows = self.rows_of(table)
-        live = (rows[ack.key] for ack in acks if ack.key in rows and ack.key not in self.locked)
-        locked = {row.key: row.epoch for row in live if row.time_acked_ns is None}
-        counts, keys = shares(acks, locked.items())
-        for key in keys:
+        done = [ack for ack in acks if self.locked.isdisjoint(ack.keys)]
+        keys = {key for ack in done for key in ack.keys if key in rows}
+        live = {key: rows[key].epoch for key in keys if rows[key].time_acked_ns is None}
+        shared = shares(done, live)
+        for key in shared.keys:
             self.acknowledge(table.id, key)
+        counted = iter(shared.counts)
+        counts = [next(counted) if self.locked.isdisjoint(ack.keys) else None for ack in acks]
         if self.failures and self.failures[0] is not None:
             self.failures.popleft()
             raise AckUnknownError("the connection to the server broke", code=2013)
@@ -556,11 +563,12 @@ class MemoryClaim:
         self._wanted = {want.key: want for want in wanted}
         policy = table.policy
         self._most = policy.max_in_flight
-        self._pace = None if policy.max_rate is None else Pace(policy.max_rate)
+        burst_s = BURST_S + min(store.claim_s, CLAIM_MAX_S)
+        self._pace = None if policy.max_rate is None else Pace(policy.max_rate, burst_s)
         self._strict = policy.group_strict
         self._group_most = None if self._strict else policy.group_limit
         self._groups: GroupCounts | GroupOrder | None = None
-        self._group_pace = None if policy.group_rate is None else Pace(policy.group_rate)
+        self._group_pace = None if policy.group_rate is None else Pace(policy.group_rate, burst_s)
         self._paces: GroupPaces | None = None
         needs = set() if policy.semaphores is None else {needs for want in wanted for needs in needs_of(want.group)}
         self._names = sorted(needs)

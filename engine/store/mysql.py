@@ -67,7 +67,7 @@ from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
 from engine.store.pool import Pool
-from engine.store.port import Answer, Described, Listing, Origin, Roster, StoreError, Timed, in_parts
+from engine.store.port import AckResult, Answer, Described, Listing, Origin, Roster, StoreError, Timed, in_parts
 from engine.store.privileges import Rights, read_grants
 from engine.store.queries import START_OF_TIME_NS, TableStatements, statement, statements_of
 from engine.store.reach import Reach
@@ -457,7 +457,7 @@ class MySQLStore:
                 break
         return Timed(Changed(count, refused), now or self.ping().now_ns)
 
-    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
+    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[AckResult]]:
         """Carry out ACKs of clients in one transaction. Returns the affected rows of each."""
         with self._pool.connection() as connection:
             if connection.server is None:
@@ -469,7 +469,7 @@ class MySQLStore:
 
     def begin_acks(
         self, table: QueueTable, acks: Sequence[Ack], origin: Origin
-    ) -> ConnectionCall[Sequence[int | None]] | None:
+    ) -> ConnectionCall[Sequence[AckResult]] | None:
         """Send the packet of ACKs, if it is short and a connection is ready."""
         batch = AckBatch(table, acks)
         if not batch.is_short or (connection := self._pool.ready(origin)) is None:

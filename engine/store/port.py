@@ -170,6 +170,10 @@ class AckUnknownError(StoreError):
     """It is not known whether a transaction of ACKs was committed."""
 
 
+AckResult = int | AckUnknownError | None
+"""The affected rows of an ACK that is committed; None: nothing was done."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """The result of reading the whole catalog."""
@@ -341,17 +345,19 @@ class Store(Protocol):
         """Release claims, and count failed deliveries of messages that were locked. Returns the
         number of rows that still showed the claim, or the state before the delivery."""
 
-    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
-        """Carry out ACKs of clients in one transaction. Returns the affected rows of each (`shares`).
+    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[AckResult]]:
+        """Carry out ACKs of clients, in one transaction if the server refuses none of them. Returns the
+        result of each (`shares`). One whose message another transaction has locked is left out (None); so
+        are all on a server that is read-only.
 
         Raises AckUnknownError if it is not known whether they were committed. After any other error
         none was carried out; that includes a store that is not known to be connected to the server
-        `origin`, and with a server that is read-only all are left out.
+        `origin`.
         """
 
     def begin_acks(
         self, table: QueueTable, acks: Sequence[Ack], origin: Origin
-    ) -> BegunCall[Sequence[int | None]] | None:
+    ) -> BegunCall[Sequence[AckResult]] | None:
         """Begin `acknowledge_all` without waiting for anything, as `begin_claim` does. None: it cannot be
         begun so, and nothing was done. Raises nothing."""
 

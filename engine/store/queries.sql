@@ -525,17 +525,8 @@ WHERE time_acked IS NULL AND $lease > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', U
     AND $lease = time_next AND $column <> '' AND ($named)
 
 -- name: ack_lock
--- Locks messages that clients acknowledge together, except rows that others have locked. On a
--- server that is read-only for clients it locks none. (The variable is a number or a word.)
-SELECT /* ackstream ack */ $id, epoch
-FROM $table FORCE INDEX ($id_index)
-WHERE id IN ($ids) AND time_acked IS NULL AND @@GLOBAL.read_only IN ('0', 'OFF')
-ORDER BY id
-FOR UPDATE SKIP LOCKED
-
--- name: ack_lock_all
--- The same if nobody else has locked one of them. Else this fails at once, and the statements behind it
--- in the packet do not run.
+-- Locks messages that clients acknowledge. If another transaction has locked one of them, this fails at
+-- once, and the statements behind it in the packet do not run: an UPDATE would wait.
 SELECT /* ackstream ack */ $id, epoch
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
@@ -543,10 +534,10 @@ ORDER BY id
 FOR UPDATE NOWAIT
 
 -- name: ack_update
--- Acknowledges locked messages as a client's ACK does.
+-- Acknowledges them as a client's ACK does.
 UPDATE /* ackstream ack */ $table FORCE INDEX ($id_index)
 SET time_acked = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000, time_next = NULL
-WHERE id IN ($ids) AND time_acked IS NULL
+WHERE id IN ($ids) AND time_acked IS NULL $fences
 
 -- name: fetch
 -- The rows to deliver, after one column with the epoch, the end of the lease and the id. That

@@ -85,7 +85,7 @@ class Proxy:
         self.statement_memory = StatementMemory(settings.statement_bytes_max)
         self._statements = Statements(engine, settings, lambda: self.sessions)
         self.carry_out = self._statements.carry_out
-        self.begin_ack = self._statements.begin_ack
+        self.begin_settling = self._statements.begin_settling
 
     # Life.
 

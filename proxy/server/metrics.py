@@ -150,8 +150,12 @@ class ProcessMetrics(Collector):
             ),
             ("scans", "Scans of a table's index, polls of empty queues included", counters.scans),
             ("scanned", "Keys that scans have read", counters.scanned),
-            ("ack_batches", "Transactions with the acknowledgements of several clients", counters.ack_batches),
-            ("acks_gathered", "Acknowledgements in transactions with those of several clients", counters.acks_gathered),
+            (
+                "ack_batches",
+                "Transactions in which the engine has carried out clients' acknowledgements",
+                counters.ack_batches,
+            ),
+            ("acks_gathered", "Acknowledgements that the engine has carried out for clients", counters.acks_gathered),
             (
                 "released",
                 "Messages that the engine gave back, because their consumer was gone or their row could not be sent",

@@ -89,19 +89,17 @@ ROW_MAX = 1 << 30
 
 
 class RowQuery(InternalQueries):
-    """An internal query whose rows are passed on as they come, in portions, and before them the packets
-    that precede them. Its `Answer` has only the last packet: an error, or what ends the rows.
+    """An internal query whose rows are passed on as they come, in portions. Its `Answer` has only the last
+    packet: an error, or what ends the rows.
 
     The first value of each row must be a string of less than 64 kB and not NULL, so that no row
     begins as the packets do that end an answer.
     """
 
-    def __init__(self, capabilities: int, on_header: OnPayloads, on_rows: OnPayloads) -> None:
+    def __init__(self, capabilities: int, on_rows: OnPayloads) -> None:
         super().__init__()
         self.packets = Packets(ROW_MAX)
-        self._on_header = on_header
         self._on_rows = on_rows
-        self._header: list[bytes] = []
         self._columns_eof = 0 if capabilities & DEPRECATE_EOF else 1
         self._may_omit_columns = bool(capabilities & MARIADB_CACHE_METADATA)
         self._before_rows: int | None = None
@@ -117,21 +115,14 @@ class RowQuery(InternalQueries):
                 columns = head.lenenc()
                 omitted = self._may_omit_columns and packet.payload[head.at :] == b"\0"
                 self._before_rows = (0 if omitted else columns) + self._columns_eof
-                self._precedes(packet.payload)
             elif self._before_rows:
                 self._before_rows -= 1
-                self._precedes(packet.payload)
             elif first in (EOF, ERR):
                 self.received = [frame(packet.payload, packet.seq)]
             else:
                 rows.append(packet.payload)
         if rows:
             self._on_rows(rows)
-
-    def _precedes(self, payload: bytes) -> None:
-        self._header.append(payload)
-        if not self._before_rows:
-            self._on_header(self._header)
 
 
 def _each_answer(packets: Sequence[Packet]) -> Iterator[Sequence[Packet]]:

@@ -12,7 +12,6 @@ import enum
 from dataclasses import replace
 from typing import Final
 
-from engine.model import TableId
 from engine.packets import HEADER, WireError
 from proxy.session.commit_notices import (
     Killed,
@@ -24,8 +23,8 @@ from proxy.session.commit_notices import (
     Settled,
     Touched,
 )
-from proxy.session.own_acks import OwnAcks
 from proxy.session.prepared import TrackedStatement
+from proxy.session.proven_rights import ProvenRights
 from proxy.session.rephrasing import Rephrase
 from proxy.wire.commands import (
     COM_CHANGE_USER,
@@ -43,7 +42,6 @@ from proxy.wire.trace_context import trace_context
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX
 from sqlrewrite.classify import (
-    MESSAGE_VERBS,
     OTHER,
     QUEUE_STATEMENT_VERBS,
     Head,
@@ -57,8 +55,8 @@ from sqlrewrite.classify import (
     parse_kill,
     transaction_end,
 )
-from sqlrewrite.harmless import keeps_updates_alike, runs_nothing_stored, shows_counts
 from sqlrewrite.hints import hint_for
+from sqlrewrite.lexicon import GAP, WORD_END, bytes_pattern
 
 QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
 MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
@@ -81,21 +79,6 @@ NUMBER = slice(HEADER + 1, HEADER + 5)
 NUMBER_BYTES = 5
 """A payload with the number has at least so many."""
 
-ACK = (b"ACK ", b"ack ")
-"""How most ACKs begin, and no statement of a server's."""
-
-WITHOUT_COUNTS = frozenset(
-    (
-        COM_STMT_CLOSE,
-        COM_STMT_SEND_LONG_DATA,
-        COM_CHANGE_USER,
-        int(Commands.COM_PING),
-        int(Commands.COM_QUIT),
-        int(Commands.COM_RESET_CONNECTION),
-    )
-)
-"""Commands that show nothing of the statement before them."""
-
 EXECUTIONS = frozenset((COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE))
 ABOUT_STATEMENTS = EXECUTIONS | {COM_STMT_CLOSE, COM_STMT_RESET, COM_STMT_SEND_LONG_DATA}
 """Commands that name a prepared statement."""
@@ -105,19 +88,25 @@ UNREMARKABLE = frozenset((COM_QUERY, COM_STMT_EXECUTE))
 """Commands whose answers change nothing here, unless they have a pending command."""
 ABOUT_THE_SESSION = FORGETTING | {int(Commands.COM_INIT_DB), int(Commands.COM_SET_OPTION)}
 
-TABLES_SHOWN_MAX = 64
-"""Tables that are remembered to have no temporary table in front of them. A session streams from
-fewer."""
-
 CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement | KillByExpression
 """Prepared statements whose execution is withheld and carried out by the proxy, and a KILL as text."""
 
 
 WITHOUT_PENDING = (Verb.OTHER, Verb.NEARLY, Verb.NEXT_TRANSACTION, *QUEUE_STATEMENT_VERBS)
 """Statements that have no pending command."""
-KEEPING = (Verb.STREAM, Verb.QUEUE, Verb.KILL, Verb.USE)
-"""Statements that do not use up a SET TRANSACTION: the first two are refused while there is one."""
+KEEPING = (*QUEUE_STATEMENT_VERBS, Verb.KILL, Verb.USE)
+"""Statements that do not use up a SET TRANSACTION here: queue statements are refused while there is one, or
+use it up when they are forwarded."""
 
+
+SELECTS: Final = (b"SEL", b"sel")
+"""How most statements begin that neither lock tables nor change settings."""
+NOTED_WORD: Final = bytes_pattern(rf"{GAP}(SET|LOCK|UNLOCK){WORD_END}")
+
+FRAMING: Final = bytes_pattern(rf"{GAP}(?:BEGIN|START{GAP}TRANSACTION|COMMIT|ROLLBACK){GAP}(?>(?:;{GAP})?)\Z")
+"""How drivers begin and end transactions."""
+FRAMING_MAX: Final = 64
+"""Bytes of the packet of such a statement."""
 
 CLASSIFIED_MAX: Final = 1024
 """Bytes of a text whose head is remembered."""
@@ -137,8 +126,9 @@ NOT_FAST: Final = NotFast.NOT_FAST
 class CommandClassifier:
     """The state of one session, as its commands and their answers show it."""
 
-    def __init__(self, *, traces: bool = False) -> None:
-        """`traces`: whether the trace contexts of INSERTs are read."""
+    def __init__(self, rights_max_age_s: float, *, traces: bool = False) -> None:
+        """`rights_max_age_s`: for how long a proof of rights holds. `traces`: whether the trace contexts
+        of INSERTs are read."""
         self._traces = traces
         self.attributes = False
         """Whether queries are preceded by query attributes."""
@@ -158,28 +148,11 @@ class CommandClassifier:
         self.known_db: str | None = None
         """The default database; None if it has to be read (again)."""
         self.shown_context: tuple[bytes | None, ...] | None = None
-        """What the server has shown last of the session's context (`context_signature`), if nothing
-        has run in the session since but what showed it; else None."""
-        self._ran_nothing_stored = True
-        """Whether nothing has run in this session that can have made a temporary table: all were
-        queue statements or are known to run no stored program. (The server's init_connect is the
-        administrator's responsibility.)"""
-        self.own_acks = OwnAcks()
-        self.updates_alike = True
-        """Whether an UPDATE by a number certainly does in this session what it does in any other of
-        the same account: everything that has run kept its settings as far as they matter, and no
-        table is hidden or locked. (init_connect is the administrator's responsibility.)"""
-        self._alike_since_reset = True
-        """The same for all that was relayed since a command that resets the session and may not be
-        answered yet."""
-        self._not_since_reset = True
-        """The same for all that was relayed since a command that drops temporary tables and may not
-        be answered yet."""
-        self._not_hidden: set[TableId] = set()
-        """Tables that had no temporary table in front of them since anything else ran."""
-        self._something_is_known = True
-        """Whether one of these three can still change: only then is the text of other statements
-        examined."""
+        """What the server has shown last of the session's context (`context_signature`), if nothing has run
+        in the session since that could change it, or make a temporary table; else None."""
+        self.proven_rights = ProvenRights(rights_max_age_s)
+        self.has_locked_tables = False
+        """Whether LOCK TABLES may be in effect. It is recognised as text that stands alone."""
         self._classified = NONE_CLASSIFIED
         """The last queue statement that the fast path has left to `classify`, and its head."""
         self._db_may_change = False
@@ -198,49 +171,6 @@ class CommandClassifier:
         """The server has returned the default database."""
         if not self._db_may_change:
             self.known_db = db
-
-    def not_hidden(self, table: TableId) -> None:
-        """The server has shown that no temporary table has this name."""
-        if len(self._not_hidden) < TABLES_SHOWN_MAX:
-            self._not_hidden.add(table)
-            self._something_is_known = True
-
-    def may_be_hidden(self, table: TableId) -> bool:
-        """Whether this table may be hidden by a temporary table of this session."""
-        return not self._ran_nothing_stored and table not in self._not_hidden
-
-    def _runs(self, text: bytes | None) -> None:
-        """A statement is relayed. None: its text is not known, or it may run a stored program."""
-        if not self._something_is_known:
-            return
-        if text is None or not runs_nothing_stored(text):
-            self._ran_nothing_stored = self._not_since_reset = self._something_is_known = False
-            self.updates_alike = self._alike_since_reset = False
-            self._not_hidden.clear()
-        elif not keeps_updates_alike(text):
-            self.updates_alike = self._alike_since_reset = False
-
-    def shows_counts(self, command: Command) -> bool:
-        """Whether a command may show what the statement before it has left: ROW_COUNT(), warnings.
-
-        False also for queue statements: they leave something themselves.
-        """
-        if command.byte in WITHOUT_COUNTS:
-            return False
-        if command.byte in EXECUTIONS and len(command.payload) >= NUMBER_BYTES:
-            own = self.statement(execute_id(command.payload))
-            return own is None or not isinstance(own.statement, CarriedOutHere)
-        if command.byte != COM_QUERY or not command.whole:
-            return True
-        try:
-            text = query_text(command.payload, attributes=self.attributes)
-        except WireError:
-            return True
-        if text[:4] in ACK and b";" not in text:
-            return False
-        if b"gtid" in text.lower():
-            self.updates_alike = self._alike_since_reset = False  # No statement sets what this session's last one is.
-        return classify(text).verb not in QUEUE_STATEMENT_VERBS and shows_counts(text)
 
     def statement(self, number: int) -> TrackedStatement | None:
         """The tracked prepared statement with this number; None if it is not tracked."""
@@ -262,8 +192,8 @@ class CommandClassifier:
             except WireError:
                 return NOT_FAST
             head = classify(text, multi_statements=self._multi_statements)
-            if self._something_is_known and head.verb not in MESSAGE_VERBS:
-                self._runs(text)
+            if head is OTHER and text[:3] not in SELECTS:
+                self._note_settings(text)
             if head is OTHER and not (self.next_transaction_is_set or self.in_followed_transaction):
                 return None
             if head.verb in QUEUE_STATEMENT_VERBS or head.verb is Verb.NEARLY or head.before_queue_statement:
@@ -278,7 +208,6 @@ class CommandClassifier:
             statement = own.statement if own is not None else None
             if statement is None or isinstance(statement, Touched):
                 self.next_transaction_is_set = False
-                self._runs(None)
                 return statement
         return NOT_FAST
 
@@ -288,7 +217,6 @@ class CommandClassifier:
         try:
             return self._classify(command)
         except WireError:
-            self._runs(None)
             return Verb.OTHER, Touched(None)  # It is cut off or malformed. The server decides.
 
     def with_hint(self, command: Command) -> Rephrase:
@@ -302,6 +230,19 @@ class CommandClassifier:
             return None if hint is None else ServerError(error.code, error.sqlstate, f"{error.message}; {hint}")
 
         return rephrase
+
+    def keeps_context(self, data: bytes) -> bool:
+        """Whether a command, whose packet is `data`, certainly changes nothing of the session's context: it
+        begins or ends a transaction."""
+        if data[HEADER] == Commands.COM_PING:
+            return True
+        if data[HEADER] != COM_QUERY or len(data) > FRAMING_MAX:
+            return False
+        try:
+            text = query_text(data[HEADER:], attributes=self.attributes)
+        except WireError:
+            return False
+        return FRAMING.match(text) is not None
 
     def wants_whole(self, head: bytes) -> bool:
         """Whether a long command must be read to its end before it is decided."""
@@ -337,7 +278,7 @@ class CommandClassifier:
         self._classified = NONE_CLASSIFIED
         self.next_transaction_is_set &= command.byte not in FORGETTING
         if command.byte in FORGETTING:
-            self._not_since_reset = self._alike_since_reset = self._something_is_known = True
+            self.has_locked_tables = False
         switch = command.payload[1:] if command.byte == Commands.COM_SET_OPTION else None
         if switch in (MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF):
             self._multi_statements = switch == MULTI_STATEMENTS_ON
@@ -349,8 +290,8 @@ class CommandClassifier:
             classified, head = self._classified
             if classified != text:
                 head = classify(text, multi_statements=self._multi_statements)
-            if head.verb not in MESSAGE_VERBS:
-                self._runs(text if command.whole else None)
+            if head is OTHER:
+                self._note_settings(text)
             self._next_transaction(head, text)
             pending = self._pending_of(head, text)
             if isinstance(pending, KillByExpression):
@@ -378,6 +319,18 @@ class CommandClassifier:
             self.next_transaction_is_set = True
         elif self.next_transaction_is_set and head.verb not in KEEPING:
             self.next_transaction_is_set = head is OTHER and needs_no_transaction(text)
+
+    def _note_settings(self, text: bytes) -> None:
+        """A statement is relayed that may lock tables, or set what the proven rights depend on: a role, or
+        what the answers of the server show of transactions."""
+        match = NOTED_WORD.match(text)
+        if match is None:
+            return
+        word = match[1].upper()
+        if word == b"SET":
+            self.proven_rights.forget()
+        else:
+            self.has_locked_tables = word == b"LOCK"
 
     def _pending_of(self, head: Head, text: bytes) -> Touched | Killed | KillByExpression | TransactionEnd | None:
         if head is OTHER:
@@ -412,14 +365,11 @@ class CommandClassifier:
         elif own is not None and command.byte == COM_STMT_RESET:
             own.long_data = frozenset()
         elif own is not None and command.byte in EXECUTIONS:
-            if isinstance(own.statement, PreparedSettle):
-                self.next_transaction_is_set = False
-            elif not isinstance(own.statement, PreparedStream | Killed | KillByExpression):
-                self._runs(None)
             match own.statement:
-                case PreparedSettle() as prepared if self._may_be_gathered(own, prepared, command):
+                case PreparedSettle() as prepared if _is_usual_ack(own, prepared, command):
                     return prepared
                 case PreparedSettle() as prepared if not prepared.statement.moved_params:
+                    self.next_transaction_is_set = False
                     self.in_followed_transaction = True
                     return self._prepared_settle(own, prepared, command)
                 case PreparedStream() if command.byte == COM_STMT_BULK_EXECUTE:
@@ -430,36 +380,21 @@ class CommandClassifier:
                     return None
                 case statement:
                     return statement
-        elif command.byte in EXECUTIONS:
-            self._runs(None)
         return None
-
-    def _may_be_gathered(self, own: TrackedStatement, prepared: PreparedSettle, command: Command) -> bool:
-        """Whether an execution may be carried out with those of other clients: an ordinary one of
-        an ACK whose like has just been carried out."""
-        return (
-            prepared.form is not None
-            and self.updates_alike
-            and self.own_acks.proven(prepared.form)
-            and command.byte == COM_STMT_EXECUTE
-            and command.whole
-            and command.payload[CURSOR_FLAGS_AT : CURSOR_FLAGS_AT + 1] == b"\0"
-            and not own.long_data
-        )
 
     def _prepared_settle(self, own: TrackedStatement, prepared: PreparedSettle, command: Command) -> Settled:
         """The messages that an execution settles; unknown where its parameters cannot be read."""
         statement = prepared.statement
         try:
             if statement.keys is None or command.byte == COM_STMT_BULK_EXECUTE or not command.whole:
-                return prepared.settled(None, may_be_hidden=True)
+                return prepared.settled(None)
             values = own.read_values(command.payload, statement.param_count, attributes=self.attributes)
         finally:
             own.long_data = frozenset()  # It was for one execution.
         if self._ids_under_way + len(statement.keys) > KEYS_MAX:
-            return prepared.settled(None, may_be_hidden=True)
+            return prepared.settled(None)
         self._ids_under_way += len(statement.keys)
-        return prepared.settled(values, may_be_hidden=self.may_be_hidden(prepared.table))
+        return prepared.settled(values)
 
     def _prepared_kill(self, own: TrackedStatement, killed: Killed, command: Command) -> Killed | None:
         """The connection that an execution of `KILL ?` ends."""
@@ -478,9 +413,7 @@ class CommandClassifier:
         """The server has answered a command."""
         if outcome.command in FORGETTING and outcome.ok:
             self.prepared.clear()
-            self._ran_nothing_stored = self._not_since_reset
-            self.updates_alike = self._alike_since_reset
-            self._not_hidden.clear()
+            self.proven_rights.forget()
         if outcome.prepared is not None:
             self._last_prepared = outcome.prepared.statement_id
         if isinstance(outcome.pending, Settled) and outcome.pending.values is not None:
@@ -490,3 +423,17 @@ class CommandClassifier:
             self.preparing = False
             if outcome.prepared is not None:
                 self.prepared[outcome.prepared.statement_id] = TrackedStatement(outcome.pending.statement)
+
+
+def _is_usual_ack(own: TrackedStatement, prepared: PreparedSettle, command: Command) -> bool:
+    """Whether an execution may be carried out by the engine, as far as its packet shows: an ordinary one of an
+    ACK by ids."""
+    statement = prepared.statement
+    return (
+        statement.verb is Verb.ACK
+        and statement.keys is not None
+        and command.byte == COM_STMT_EXECUTE
+        and command.whole
+        and command.payload[CURSOR_FLAGS_AT : CURSOR_FLAGS_AT + 1] == b"\0"
+        and not own.long_data
+    )

@@ -24,7 +24,6 @@ from proxy.session.command_classifier import (
 )
 from proxy.session.commit_notices import PendingCommand
 from proxy.session.connections import Connections
-from proxy.session.own_acks import KnownAck, OwnAcks
 from proxy.session.rephrasing import Rephrase
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.traffic import Traffic
@@ -33,31 +32,18 @@ from proxy.settings import Settings
 from proxy.wire.commands import COM_CHANGE_USER, COM_STMT_EXECUTE, SILENT
 from proxy.wire.fields import PacketTooLarge
 from proxy.wire.framing import Command, CommandFramer, Dropped, Event
-from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import ServerError
-from proxy.wire.params import asks_for_cursor, query_text
+from proxy.wire.params import asks_for_cursor
 from proxy.wire.walker import ResponseWalker
 from sqlrewrite.classify import QUEUE_STATEMENT_VERBS, Verb
-
-QUERY = bytes([Commands.COM_QUERY])
-KNOWN_ACK_MAX = 1024
-"""Bytes of a command with the text of a known ACK, which has 256 at most, and with query attributes. A longer
-command is not copied to look for one."""
 
 
 class RelayingSession(Protocol):
     """What the relay needs of its session."""
 
-    def begin_statement(self, verb: Verb, payload: bytes) -> None:
-        """Carry out a queue statement; `CommandRelay.statement_over` follows."""
-
-    def begin_ack(self, ack: KnownAck, payload: bytes) -> bool:
-        """Carry out an ACK together with those of other clients; `CommandRelay.statement_over`
-        follows. Returns False if that cannot be done, and nothing follows."""
-
-    def begin_catch_up(self, statement: bytes) -> None:
-        """Run a statement whose answer the client does not see; `CommandRelay.statement_over`
-        follows."""
+    def begin_statement(self, verb: Verb, payload: bytes) -> bool:
+        """Carry out a queue statement. Returns True if that was done at once, and only the server's answer
+        is to come; else `CommandRelay.statement_over` follows."""
 
     def rephrase_error(self, rephrase: Rephrase) -> None:
         """Put an error that is the answer to the next command into other words."""
@@ -78,7 +64,6 @@ class CommandRelay:
         connections: Connections,
         authentication: Authentication,
         classifier: CommandClassifier,
-        own_acks: OwnAcks,
         memory: StatementMemory,
         settings: Settings,
         traffic: Traffic,
@@ -90,7 +75,6 @@ class CommandRelay:
         self._connections = connections
         self._authentication = authentication
         self._classifier = classifier
-        self._own_acks = own_acks
         self._memory = memory
         self._traffic = traffic
         self._pipelined_max = settings.pipelined_max
@@ -108,13 +92,10 @@ class CommandRelay:
     def feed(self, data: bytes) -> None:
         """Bytes from the client. Raises WireError if the connection has to end."""
         at_rest = not self._statement_bytes and not self.withheld and self._authentication.change_user is None
-        if at_rest and self._framer.is_command(data):
-            if self._own_acks.knows_texts and self._begin_ack(data):
-                return
-            catches_up = self._own_acks.catch_up is not None
-            if not catches_up and (pending := self._classifier.classify_fast(data)) is not NOT_FAST:
-                self._forward(data[HEADER], pending, data)
-                return
+        is_whole = at_rest and self._framer.is_command(data)
+        if is_whole and (pending := self._classifier.classify_fast(data)) is not NOT_FAST:
+            self._forward(data[HEADER], pending, data)
+            return
         for event in self._framer.feed(data):
             self._pass_or_withhold(event)
         self._report_memory()
@@ -189,16 +170,10 @@ class CommandRelay:
         login = self._authentication.info
         if event.byte == COM_CHANGE_USER and login is not None and login.dialogue.translates:
             return self._begin_change_of_user(event, login)
-        if self._own_acks.knows_texts and event.whole and self._begin_ack(event.data):
-            return True
         if self._classifier.preparing and event.byte in ABOUT_STATEMENTS:
             return False  # It may be about the statement whose number the server has not returned yet.
         if event.byte in SILENT and len(event.data) - HEADER < SILENT[event.byte]:
             raise WireError("a command that has no answer is cut off")  # MySQL answers it, MariaDB does not.
-        if self._own_acks.catch_up is not None and self._classifier.shows_counts(event):
-            self._statement_bytes = len(self._own_acks.catch_up)
-            self._session.begin_catch_up(self._own_acks.catch_up)
-            return False
         verb, pending = self._classifier.classify(event)
         if verb is Verb.NEARLY and event.whole:
             if not self.walker.idle:
@@ -217,9 +192,8 @@ class CommandRelay:
         self._traffic.relayed += 1
         cursor = byte == COM_STMT_EXECUTE and asks_for_cursor(data, HEADER)
         outstanding = self.walker.expect(byte, pending, cursor=cursor)
-        self._classifier.shown_context = None
-        if byte not in SILENT:
-            self._own_acks.catch_up = None
+        if self._classifier.shown_context is not None and not self._classifier.keeps_context(data):
+            self._classifier.shown_context = None
         self._connections.write_server(data)
         if outstanding > self._pipelined_max:
             self._connections.hold_client()
@@ -231,25 +205,8 @@ class CommandRelay:
             # It was sent ahead of the answer that would have shown that it is a queue statement.
             raise PacketTooLarge("a statement of ackstream's is too long to be sent ahead")
         self._statement_bytes = len(command.data)
-        self._session.begin_statement(verb, command.payload)
-        return True
-
-    def _begin_ack(self, data: bytes) -> bool:
-        """Begin an ACK whose text is known, if it may be carried out together with those of other clients.
-        `data`: a whole command."""
-        if len(data) > KNOWN_ACK_MAX or data[HEADER : HEADER + 1] != QUERY:
-            return False
-        if self._classifier.next_transaction_is_set or not self.walker.idle:
-            return False
-        payload = data[HEADER:]
-        try:
-            text = query_text(payload, attributes=self._classifier.attributes)
-        except WireError:
-            return False
-        ack = self._own_acks.known(text, self._classifier.known_db)
-        if ack is None or not self._session.begin_ack(ack, payload):
-            return False
-        self._statement_bytes = len(payload)
+        if self._session.begin_statement(verb, command.payload):
+            self._statement_bytes = 0
         return True
 
     def _begin_change_of_user(self, command: Command, login: LoggedIn) -> bool:

@@ -3,9 +3,9 @@
 Each relayed command has a pending command in the walker, which returns it with the outcome. What a
 statement touched is kept while a transaction is open, and reported when none is. Not every
 transaction that ends was committed, but a notice that was not needed costs one scan. An ACK that
-autocommitted and affected as many rows as it names is certain, if the session can have no temporary
-table that hides the queue. So is one in a transaction, if COMMIT ends it and nothing in between can
-have undone the ACK. For any other ACK the engine looks the messages up.
+autocommitted and affected as many rows as it names is certain. So is one in a transaction, if COMMIT
+ends it and nothing in between can have undone the ACK. For any other ACK the engine looks the
+messages up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import NO_IDS, Engine
 from engine.store.port import ROLLED_BACK
-from proxy.session.own_acks import AckForm
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.walker import Outcome
@@ -66,10 +65,9 @@ class Settled:
     values: Sequence[object] | None
     """Numbers are int or Decimal, strings bytes."""
     certain: bool = False
-    """Whether the table is known to be the queue, and the values to be all that the statement
-    names. If it is then committed with as many rows affected, it has acknowledged exactly these."""
-    form: AckForm | None = None
-    """Of an ACK of one id, if its answer may be a proof (OwnAcks)."""
+    """Whether the values are all that the statement names. If it is then committed with as many rows
+    affected, it has acknowledged exactly these: of the queue, unless a temporary table of the session
+    hides that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +76,8 @@ class PreparedSettle:
 
     table: TableId
     statement: SettleStatement
-    form: AckForm | None = None
-    """Of an ACK of one id that may be carried out with those of other clients."""
 
-    def settled(self, values: Sequence[object] | None, *, may_be_hidden: bool) -> Settled:
+    def settled(self, values: Sequence[object] | None) -> Settled:
         """The messages that an execution with these values settles; None: the values could not be
         read."""
         statement = self.statement
@@ -89,8 +85,7 @@ class PreparedSettle:
         if keys is None or values is None:
             return Settled(statement.verb, self.table, None)
         found = [values[key.index] if isinstance(key, Param) else key for key in keys]
-        certain = statement.key_literals is not KeyLiterals.MIXED and not may_be_hidden
-        return Settled(statement.verb, self.table, found, certain, self.form if certain else None)
+        return Settled(statement.verb, self.table, found, statement.key_literals is not KeyLiterals.MIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +99,9 @@ class PreparedStream:
     """What `*` stood for at PREPARE: the server has prepared a SELECT of these columns."""
 
 
-def settled(statement: SettleStatement, table: TableId, form: AckForm | None = None, *, may_be_hidden: bool) -> Settled:
-    """The messages that a statement without parameters settles. `may_be_hidden`: the queue may be
-    hidden by a temporary table."""
-    values = None if statement.param_count else ()
-    return PreparedSettle(table, statement, form).settled(values, may_be_hidden=may_be_hidden)
+def settled(statement: SettleStatement, table: TableId) -> Settled:
+    """The messages that a statement without parameters settles."""
+    return PreparedSettle(table, statement).settled(None if statement.param_count else ())
 
 
 def _literals(statement: SettleStatement) -> Sequence[object] | None:
@@ -172,8 +165,10 @@ ROLLING_BACK = frozenset((int(Commands.COM_RESET_CONNECTION), COM_CHANGE_USER))
 class CommitNotices:
     """What the open transaction of one session has touched, settled and locked."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: Engine, session: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`session`: its number."""
         self._engine = engine
+        self._session = session
         self._clock = clock
         self._since_s = 0.0
         self._touched: dict[str | None, bool] = {}
@@ -290,7 +285,7 @@ class CommitNotices:
         acknowledged, self._acknowledged = self._acknowledged, {}
         for table, values in acknowledged.items():
             self._values -= len(values)
-            self._engine.acknowledged(table, values, certain=certain)
+            self._engine.acknowledged(table, values, certain=certain, holder=self._session)
 
     def _notify(self, verb: Verb, table: TableId, values: Sequence[object] | None, *, certain: bool) -> None:
         match verb:
@@ -299,7 +294,7 @@ class CommitNotices:
             case Verb.EXTEND:
                 self._engine.extended(table, values)
             case _:
-                self._engine.acknowledged(table, values, certain=certain)
+                self._engine.acknowledged(table, values, certain=certain, holder=self._session)
 
     def _committed(self, ids: range) -> None:
         touched, self._touched = self._touched, {}

@@ -132,6 +132,11 @@ async def definition_seen(session: ClientSession, table: TableName) -> bytes | N
     return _digest(text)
 
 
+def hides_queue(answer: Answer) -> bool:
+    """Whether the answer to SHOW CREATE TABLE shows a temporary table."""
+    return answer.outcome.ok and _definition(answer).startswith(b"CREATE TEMPORARY")
+
+
 def definition_digest(answer: Answer) -> bytes:
     """The digest of a definition, as `definition_seen` returns it, from the answer to SHOW CREATE
     TABLE. If `definition_seen` has returned this digest, the definition is that of a queue."""
@@ -216,6 +221,7 @@ async def setting(session: ClientSession, variable: str, value: str, before: str
 
 
 async def _set(session: ClientSession, variable: str, value: str) -> Answer:
+    session.classifier.shown_context = None
     return await session.internal_query(sql("set_variable", variable=variable, value=value).encode())
 
 

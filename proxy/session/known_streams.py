@@ -1,17 +1,14 @@
 """STREAMs that a session has proven before, so that the same text again costs one round trip or none.
 
 What is remembered of a STREAM holds under one context of the session and one definition of the
-table. The server shows them again, as far as they can have changed, before anything is delivered:
-see `proxy.statements.proof`.
+table: see `proxy.statements.proof`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import compress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from engine.model import RowFormat
 from engine.queue_table import QueueTable
@@ -31,17 +28,6 @@ COMMAND_BYTES_MAX: Final = 2 << 10
 KNOWN_BYTES_MAX: Final = 8 << 10
 """Of the column packets and the queries of one of them. A STREAM of twenty columns has 3 kB."""
 
-PROOFS_MAX: Final = 2
-"""Answers remembered for each of them: a worker's STREAMs are proven in one or two ways."""
-
-
-class Wanted(NamedTuple):
-    """What the session has to show of a STREAM, in the order of the queries that show it."""
-
-    context: bool
-    definition: bool
-    rights: bool
-
 
 @dataclass(slots=True)
 class KnownStream:
@@ -51,39 +37,21 @@ class KnownStream:
     """Without parameters."""
     queue: QueueTable
     row_format: RowFormat
-    header: tuple[bytes, ...] | None
-    """The packets that precede the rows. None: they come with the rows, from the session itself, and
-    nothing else about the STREAM depends on the context."""
+    header: tuple[bytes, ...]
+    """The packets that precede the rows."""
     context: Context
     context_signature: tuple[bytes | None, ...]
     definition: bytes
     """The digest of the table's definition."""
-    all_queries: tuple[bytes, bytes, bytes]
+    queries: tuple[bytes, ...]
     """They prove it again: the context, the definition, the rights."""
-    granted_s: float
-    """When the last proof of the rights was begun, by the monotonic clock."""
-    _proofs: dict[Wanted, bytes] = field(default_factory=dict)
-    """The server's last answers that have proven it. The same bytes prove it again."""
-
-    def queries(self, wanted: Wanted) -> Sequence[bytes]:
-        """Those that show what is wanted."""
-        return tuple(compress(self.all_queries, wanted))
-
-    def is_proof(self, wanted: Wanted, answers: bytes) -> bool:
-        """Whether these are the answers that have shown it before."""
-        return self._proofs.get(wanted) == answers
-
-    def proven_by(self, wanted: Wanted, answers: bytes) -> None:
-        """Remember answers that have shown it, unless they are too long."""
-        if len(answers) <= KNOWN_BYTES_MAX:
-            if len(self._proofs) >= PROOFS_MAX:
-                self._proofs.clear()
-            self._proofs[wanted] = answers
+    begun_s: float
+    """When the last proof was begun, by the monotonic clock."""
 
     @property
     def size(self) -> int:
         """The bytes of its packets and queries."""
-        return sum(map(len, self.all_queries)) + sum(map(len, self.header or ()))
+        return sum(map(len, self.queries)) + sum(map(len, self.header))
 
 
 Key = bytes | tuple[TrackedStatement, Execute]

@@ -6,6 +6,7 @@ the listener.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +17,6 @@ from proxy.session.answers import Answer, Answers, OnPayloads
 from proxy.session.command_classifier import CommandClassifier
 from proxy.session.commit_notices import CommitNotices, PendingCommand
 from proxy.session.known_streams import KnownStreams
-from proxy.session.own_acks import KnownAck, OwnAcks
 from proxy.session.rephrasing import Rephrase
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import Stream
@@ -27,11 +27,25 @@ from proxy.wire.packets import ServerError
 from sqlrewrite.classify import Kill, Verb
 
 
+class Begun(enum.Enum):
+    """What was done of a statement at once, without a task."""
+
+    NOTHING = enum.auto()
+    """Nothing: a task has to carry it out."""
+    UNDER_WAY = enum.auto()
+    """It is carried out, and a callback follows its end."""
+    FORWARDED = enum.auto()
+    """It was sent to the server in the client's name."""
+
+
 class ClientTransport(Protocol):
     """The client connection, as queue statements use it."""
 
     def close(self) -> None:
         """Close the connection when everything is written."""
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or will be."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """As asyncio's transports do."""
@@ -47,7 +61,6 @@ class ClientSession(Protocol):
     charset: str
     codec: str
     known_streams: KnownStreams
-    own_acks: OwnAcks
     origin: Origin
 
     @property
@@ -100,17 +113,24 @@ class ClientSession(Protocol):
     async def internal_command(self, payload: bytes) -> Answer:
         """The same as `internal_query` for any command with an answer."""
 
-    async def internal_rows(self, command: bytes, on_header: OnPayloads, on_rows: OnPayloads) -> Answer:
-        """Run a command that returns rows on the backing connection, and pass on the packets that
-        precede them, and then the rows as they come (RowQuery). The answer has only the last packet."""
+    async def internal_rows(self, command: bytes, on_rows: OnPayloads) -> Answer:
+        """Run a command that returns rows on the backing connection, and pass the rows on as they come
+        (RowQuery). The answer has only the last packet."""
 
     def check_interrupted(self) -> None:
         """Raise the error that the running queue statement is to end with, if it was
         interrupted."""
 
-    def forward(self, payload: bytes, pending: PendingCommand, rephrase: Rephrase | None = None) -> None:
+    def forward(
+        self,
+        payload: bytes,
+        pending: PendingCommand,
+        rephrase: Rephrase | None = None,
+        *,
+        keeps_context: bool = False,
+    ) -> None:
         """Send a command in the client's name; its answer goes to the client, an error in the words that
-        `rephrase` returns."""
+        `rephrase` returns. `keeps_context`: it certainly changes nothing of the session's context."""
 
     def show(self, answer: Answer, pending: PendingCommand) -> None:
         """Send the answer to an internal command to the client."""
@@ -146,8 +166,9 @@ class SessionHost(Protocol[Hosted_contra]):
         """Carries out a withheld queue statement and answers the client."""
 
     @property
-    def begin_ack(self) -> Callable[[Hosted_contra, KnownAck, Callable[[bool], object]], bool]:
-        """Begins to carry out an ACK together with those of other clients (Acknowledgement.begin)."""
+    def begin_settling(self) -> Callable[[Hosted_contra, Verb, bytes, Callable[[], object]], Begun]:
+        """Begins to carry out a withheld ACK, NACK or EXTEND without a task, if that is possible
+        (Acknowledgement.begin)."""
 
     def session_begun(self, session: Hosted_contra) -> None:
         """A client has connected: open its backing connection."""

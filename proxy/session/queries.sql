@@ -60,15 +60,6 @@ SAVEPOINT ackstream_mark
 -- Undoes what was done since, and keeps the locks from before.
 ROLLBACK TO SAVEPOINT ackstream_mark
 
--- name: count_of_one
--- After it, ROW_COUNT() is 1, and there is no warning: as after an ACK of one message. On both
--- servers no other statement does this without a change of a table.
-SELECT 1 INTO @ackstream FROM DUAL LIMIT 1
-
--- name: count_of_none
--- The same after an ACK of no message.
-UPDATE $table SET time_acked = NULL WHERE FALSE
-
 -- name: killed_connection
 -- The connection that a KILL by an expression means. KILL converts its value in the same way.
 SELECT CAST(($expression) AS SIGNED) LIMIT 1
@@ -105,6 +96,17 @@ SELECT 1 FROM $table LIMIT 0
 -- Changes no row. The server denies it to a client that may not settle messages of the table, or
 -- may not read the columns that the condition names.
 UPDATE $table SET epoch = 0, time_next = NULL, time_acked = NULL WHERE $condition LIMIT 0
+
+-- name: right_to_ack
+-- Changes no row. The server denies it to a client that may not acknowledge messages of the table by
+-- their ids.
+UPDATE $table SET time_acked = NULL, time_next = NULL WHERE time_acked IS NULL AND id IS NULL $fence LIMIT 0
+
+-- name: tracks_transactions
+-- Whether the server's answers in this session show the numbers of transactions.
+SELECT /*!80000 @@session_track_gtids <> 'OFF' */
+    /*M! @@session_track_system_variables LIKE '%last_gtid%' OR @@session_track_system_variables = '*' */
+LIMIT 1
 
 -- name: right_to_redrive
 -- Copies no row. The server denies it to a client that may not move messages between these tables.

@@ -19,7 +19,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.packets import WireError, frame
@@ -30,14 +29,14 @@ from proxy.login.dialogue import LoginRefused
 from proxy.login.relay import LoggedIn
 from proxy.session.answers import Answer, Answers, InternalQueries, OnPayloads, RowQuery
 from proxy.session.authentication import Authentication
-from proxy.session.command_classifier import FORGETTING, UNREMARKABLE, CommandClassifier
+from proxy.session.command_classifier import UNREMARKABLE, CommandClassifier
 from proxy.session.command_relay import CommandRelay
 from proxy.session.commit_notices import CommitNotices, Killed, PendingCommand, Preparing, Settled
 from proxy.session.connections import Connections
 from proxy.session.known_streams import KnownStreams
-from proxy.session.own_acks import KnownAck
+from proxy.session.ports import Begun
 from proxy.session.rephrasing import Rephrase, Rephrasing
-from proxy.session.stream import INTERRUPTED, SERVER_LOST, Stream, unforeseen
+from proxy.session.stream import SERVER_LOST, Stream, unforeseen
 from proxy.transport.proxy_protocol import announcement
 from proxy.wire.mimic_adapter import ServerStatus
 from proxy.wire.packets import UNREACHABLE, ServerError, make_err
@@ -69,10 +68,9 @@ class Session:
         self.interrupted: ServerError | None = None
         """The error that the running queue statement is to end with, if it was interrupted: checked
         between its steps."""
-        self.classifier = CommandClassifier(traces=proxy.settings.tracing)
-        self.commit_notices = CommitNotices(proxy.engine)
+        self.classifier = CommandClassifier(proxy.settings.rights_max_age_s, traces=proxy.settings.tracing)
+        self.commit_notices = CommitNotices(proxy.engine, number)
         self.known_streams = KnownStreams()
-        self.own_acks = self.classifier.own_acks
         self.codec = "utf-8"
         self.charset = "utf8mb4"
         """The client's character set, as last read from the server; `codec` is Python's name of
@@ -88,7 +86,6 @@ class Session:
             self._connections,
             self._authentication,
             self.classifier,
-            self.own_acks,
             proxy.statement_memory,
             proxy.settings,
             proxy.traffic,
@@ -96,7 +93,7 @@ class Session:
         self._walker: ResponseWalker[PendingCommand]
         self._task: asyncio.Task[None] | None = None
         self._acknowledging = False
-        """Whether an ACK is carried out together with those of other clients, without a task."""
+        """Whether the engine carries out an ACK, without a task."""
         self._internal_answers: InternalQueries | None = None
         self._rephrasing: Rephrasing | None = None
         """Follows the answer under way if its error is to be put into other words."""
@@ -286,7 +283,7 @@ class Session:
                 if isinstance(event, FileRequest):
                     self._relay.file_requested()
                 else:
-                    self._finished(event, data)
+                    self._finished(event)
         except LoginRefused as refused:
             self.hang_up(refused.error)
             return
@@ -419,9 +416,9 @@ class Session:
         payloads = [make_query(text, attributes=attributes) for text in texts]
         return await self._answered(payloads, InternalQueries(len(payloads)))
 
-    async def internal_rows(self, command: bytes, on_header: OnPayloads, on_rows: OnPayloads) -> Answer:
+    async def internal_rows(self, command: bytes, on_rows: OnPayloads) -> Answer:
         """Run a command that returns rows, which are passed on (RowQuery)."""
-        return (await self._answered((command,), RowQuery(self.capabilities, on_header, on_rows))).split()[0]
+        return (await self._answered((command,), RowQuery(self.capabilities, on_rows))).split()[0]
 
     async def internal_command(self, payload: bytes) -> Answer:
         """The same as `internal_query` for any command with an answer."""
@@ -434,7 +431,6 @@ class Session:
         if not self._connections.server_ready:
             raise ConnectionResetError("the server closed the connection")
         self._internal_answers = queries
-        self.own_acks.catch_up = self.classifier.shown_context = None
         try:
             for payload in payloads:
                 self._walker.expect(payload[0], None)
@@ -443,14 +439,24 @@ class Session:
         finally:
             self._internal_answers = None
 
-    def forward(self, payload: bytes, pending: PendingCommand, rephrase: Rephrase | None = None) -> None:
+    def forward(
+        self,
+        payload: bytes,
+        pending: PendingCommand,
+        rephrase: Rephrase | None = None,
+        *,
+        keeps_context: bool = False,
+    ) -> None:
         """Send a command in the client's name; its answer goes to the client, an error in the words that
-        `rephrase` returns."""
+        `rephrase` returns. `keeps_context`: it certainly changes nothing of the session's context."""
         if rephrase is not None:
             self.rephrase_error(rephrase)
         self.classifier.preparing = isinstance(pending, Preparing)
-        self.classifier.in_followed_transaction |= isinstance(pending, Settled)
-        self.own_acks.catch_up = self.classifier.shown_context = None
+        if isinstance(pending, Settled):
+            self.classifier.in_followed_transaction = True
+            self.classifier.next_transaction_is_set = False
+        if not keeps_context:
+            self.classifier.shown_context = None
         self._walker.expect(payload[0], pending)
         self._connections.write_server(frame(payload, 0))
 
@@ -502,9 +508,8 @@ class Session:
 
     # Answers.
 
-    def _finished(self, outcome: Outcome[PendingCommand], data: bytes) -> None:
-        """The server has answered a command. `data`: the last bytes of the answer, and what has come
-        with them."""
+    def _finished(self, outcome: Outcome[PendingCommand]) -> None:
+        """The server has answered a command."""
         if outcome.error_code in READ_ONLY:
             self.proxy.server_in_doubt()
         if self._internal_answers is not None:
@@ -517,10 +522,6 @@ class Session:
             return
         if outcome.pending is not None or outcome.command not in UNREMARKABLE:
             self.classifier.command_answered(outcome)
-            if outcome.command in FORGETTING:
-                self.own_acks.forget()
-            if isinstance(outcome.pending, Settled) and outcome.pending.form is not None:
-                self.own_acks.shown(outcome.pending.form, data)
             if isinstance(outcome.pending, Killed) and outcome.ok:
                 self.proxy.killed(outcome.pending.kill, self.origin)
         self.commit_notices.command_finished(outcome)
@@ -530,46 +531,28 @@ class Session:
 
     # Queue statements.
 
-    def begin_statement(self, verb: Verb, payload: bytes) -> None:
-        """Carry out a queue statement of the client's. The server owes no answer."""
+    def begin_statement(self, verb: Verb, payload: bytes) -> bool:
+        """Carry out a queue statement of the client's. The server owes no answer. Returns True if that was
+        done at once: the command was forwarded."""
         self._traffic.queue_statements[verb] += 1
         self.interrupted = None
-        self._begin_task(self.proxy.carry_out(self, verb, payload), verb.name)
+        match self.proxy.begin_settling(self, verb, payload, self._ack_over):
+            case Begun.FORWARDED:
+                return True
+            case Begun.UNDER_WAY:
+                self._acknowledging = True
+            case Begun.NOTHING:
+                self._begin_task(self.proxy.carry_out(self, verb, payload), verb.name)
+        return False
 
-    def begin_ack(self, ack: KnownAck, payload: bytes) -> bool:
-        """Carry out an ACK of the client's together with those of other clients. The server owes no answer.
-        Returns False, and does nothing, if that cannot be done."""
-        self.interrupted = None
-        self._acknowledging = self.proxy.begin_ack(self, ack, partial(self._ack_over, payload))
-        if self._acknowledging:
-            self._traffic.queue_statements[Verb.ACK] += 1
-        return self._acknowledging
-
-    def _ack_over(self, payload: bytes, done: bool) -> None:  # noqa: FBT001
-        """An ACK is answered; or nothing was done, and it has to be carried out here."""
+    def _ack_over(self) -> None:
+        """An ACK that the engine has carried out is answered, or was forwarded."""
         self._acknowledging = False
-        if done or self._gone:
-            self._statement_over()
-        elif self.in_step:
-            self._begin_task(self.proxy.carry_out(self, Verb.ACK, payload), Verb.ACK.name)
-        else:
-            self.send_error(SERVER_LOST)
-            self.client.close()
-
-    def begin_catch_up(self, statement: bytes) -> None:
-        """Run a statement on the backing connection before the client's next command."""
-        self.interrupted = None
-        self._begin_task(self._catch_up(statement), "catching up")
+        self._statement_over()
 
     def _begin_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._task = asyncio.get_running_loop().create_task(work, name=f"session {self.number}: {name}")
         self._task.add_done_callback(self._queue_statement_done)
-
-    async def _catch_up(self, statement: bytes) -> None:
-        answer = await self.internal_command(make_query(statement, attributes=self.classifier.attributes))
-        # A KILL QUERY is meant for the client's command, which waits for this one.
-        if answer.outcome.error_code == INTERRUPTED.code and self._relay.refuse_withheld():
-            self.send_error(INTERRUPTED)
 
     def _queue_statement_done(self, task: asyncio.Task[None]) -> None:
         self._task = None

@@ -1,13 +1,21 @@
-"""ACK, NACK and EXTEND: each is one guarded UPDATE in the client's session and transaction.
+"""ACK, NACK and EXTEND.
 
-The server's answer to the UPDATE is the answer to the statement. Before it is sent, the table is
-known to be a queue. A prepared one is prepared on the server as its UPDATE, so most executions are
-relayed and never come here.
+There are two ways. *Forwarded*: the statement becomes one guarded UPDATE, which runs in the client's session
+and transaction, and the server's answer is the answer to the statement. *The engine's own act*: an ACK by ids
+outside transactions is carried out on a connection of the engine, where ACKs of several clients share a
+commit. It names the queue, also where a temporary table of the session hides that, and compares the ids with
+their literals. It leaves the session alone, so ROW_COUNT() is that of the statement before.
 
-An ACK of one id outside a transaction may be committed together with those of other clients, on a
-connection of the engine, if the client can observe no difference: its session has just carried out
-one of the same form (OwnAcks), and has run nothing that could make another one do anything else
-(`CommandClassifier.updates_alike`). Its answer is made from the server's answer to that one.
+Before the engine acts for a session, the session proves that it may: it runs the UPDATE of its ACK without
+rows, on the queue and not on a temporary table. The proof holds for `rights_max_age_s`. What the engine has not
+done, because a row or the table was locked, or a server is not there, is forwarded.
+
+An ACK is forwarded if something in the session could show the difference, or the table could: in a
+transaction, behind LOCK TABLES or SET TRANSACTION, where the server's answers show transaction numbers, and
+where a trigger or a computed column depends on who runs it.
+
+A prepared one is prepared on the server as its UPDATE, so most executions of NACK and EXTEND are relayed and
+never come here.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -23,22 +31,24 @@ from engine.model import TableId
 from engine.packets import WireError, frame
 from engine.queue_table import SettleColumns
 from engine.quoting import qualified, quoted
-from engine.runtime.gathered_acks import AckResult
 from engine.service import Engine
+from engine.store.port import AckResult
 from proxy.session.commit_notices import DIGITS_MAX, PreparedSettle, Preparing, Settled, settled
-from proxy.session.internal_queries import read_context
-from proxy.session.own_acks import AckAnswers, AckForm, KnownAck
+from proxy.session.internal_queries import encodable, hides_queue, read_context
+from proxy.session.ports import Begun
 from proxy.session.queries import sql
 from proxy.session.rephrasing import Rephrase
+from proxy.session.stream import SERVER_LOST
 from proxy.statements.long_statements import in_steps
 from proxy.statements.tables import known_table_id, may_settle, refused_as_client
 from proxy.wire.bulk import rearranged_in_bulk
-from proxy.wire.commands import COM_STMT_PREPARE
-from proxy.wire.packets import AUTOCOMMIT, ServerError, make_err
-from proxy.wire.params import make_query
-from sqlrewrite.ack import ReasonColumns, SettleStatement, settle_steps
+from proxy.wire.commands import COM_QUERY, COM_STMT_PREPARE
+from proxy.wire.mimic_adapter import Capabilities, Commands, ServerStatus
+from proxy.wire.packets import AUTOCOMMIT, ServerError, make_err, make_ok
+from proxy.wire.params import execute_id, make_query, query_text
+from sqlrewrite.ack import ReasonColumns, SettleStatement, parse_settle, settle_steps
 from sqlrewrite.classify import Verb
-from sqlrewrite.errors import PARSE_ERROR
+from sqlrewrite.errors import PARSE_ERROR, SqlError
 from sqlrewrite.names import Param, TableName
 from sqlrewrite.server_errors import TEXT_MAX, in_own_words
 
@@ -71,59 +81,84 @@ READ_BEFORE: Final = (
 
 NO_REASON_COLUMN: Final = "{} has no column for a REASON: ALTER QUEUE {} REASON = reason adds one"
 
+SETTLING: Final = (Verb.ACK, Verb.NACK, Verb.EXTEND)
+"""The statements that are carried out here."""
+
+SHORT_BYTES: Final = 4_096
+"""Of a command that is read at once, in a tenth of a millisecond. A longer one is read in steps."""
+
+LASTING: Final = AUTOCOMMIT | int(ServerStatus.SERVER_STATUS_NO_BACKSLASH_ESCAPES) | 0x8000
+"""The status flags that depend on the session and not on the statement. The last is MariaDB's
+SERVER_STATUS_ANSI_QUOTES."""
+
+SESSION_TRACK: Final = int(Capabilities.CLIENT_SESSION_TRACK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A statement that was read, and its UPDATE."""
+
+    statement: SettleStatement
+    table: TableId
+    payload: bytes
+    """The command that has the server carry it out."""
+    pending: Settled
+    epoch: int | None
+    """That in its condition; None without one."""
+    rephrase: Rephrase | None = None
+
+    @property
+    def fenced(self) -> bool:
+        """Whether its condition names the epoch."""
+        return self.statement.epoch is not None
+
 
 class Acknowledgement:
     """Carries out the three statements."""
 
     def __init__(self, engine: Engine, *, gather: bool) -> None:
-        """`gather`: whether ACKs of several clients may be committed together."""
+        """`gather`: whether the engine carries out ACKs; False: all are forwarded."""
         self._engine = engine
         self._gather = gather
 
+    def begin(self, session: ClientSession, verb: Verb, payload: bytes, over: Callable[[], object]) -> Begun:
+        """Begin to carry out a statement without a task, if all that it needs is known. The server owes no
+        answer. If it is under way then, `over` is called when it is answered or forwarded."""
+        request = self._read_at_once(session, verb, payload)
+        if request is None:
+            return Begun.NOTHING
+        if self._is_for_engine(session, request):
+            if not session.classifier.proven_rights.holds(request.table, fenced=request.fenced):
+                return Begun.NOTHING
+            if self._carry_out(session, request, over):
+                return Begun.UNDER_WAY
+        self._forward(session, request)
+        return Begun.FORWARDED
+
     async def query(self, session: ClientSession, text: bytes) -> None:
         """A statement as text."""
-        alone = self._gather and not session.in_transaction and bool(session.status & AUTOCOMMIT)
-        known = alone and session.own_acks.known(text, session.classifier.known_db) is not None
         statement, table, update = await self._read(session, text)
-        form = await self._form(session, statement, table, binary=False) if alone else None
-        pending = settled(statement, table, form, may_be_hidden=session.classifier.may_be_hidden(table))
-        # A known text was not gathered: else `begin` would have carried it out.
-        if known or not await self._gathered(session, pending, _epoch(statement, ())):
-            query = make_query(update, attributes=session.classifier.attributes)
-            session.forward(query, pending, _about_own_text(session, statement, text, update))
-        if form is not None:
-            _learn(session, text, statement, form)
-        elif not alone:
-            session.own_acks.doubt()  # Its answer is no proof, and may be a refusal.
+        await self._settle(session, _as_text(session, text, statement, table, update))
 
     async def prepare(self, session: ClientSession, text: bytes) -> None:
         """PREPARE: the server prepares the UPDATE."""
         statement, table, update = await self._read(session, text)
-        form = await self._form(session, statement, table, binary=True)
-        prepared = PreparedSettle(table, replace(statement, condition=b""), form)  # The server keeps the condition.
+        prepared = PreparedSettle(table, replace(statement, condition=b""))  # The server keeps the condition.
         rephrase = _about_own_text(session, statement, text, update)
         session.forward(bytes([COM_STMT_PREPARE]) + update, Preparing(prepared), rephrase)
 
     async def execute(
         self, session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes
     ) -> None:
-        """Run a prepared NACK or EXTEND whose delay or reason is a parameter, or an ACK that may be
-        gathered."""
+        """Run a prepared NACK or EXTEND whose delay or reason is a parameter, or an ACK."""
         statement, attributes = prepared.statement, session.classifier.attributes
         if not statement.moved_params:
-            try:
-                values = own.read_values(payload, statement.param_count, attributes=attributes)
-            except WireError:
-                session.forward(payload, prepared.settled(None, may_be_hidden=True))  # The server refuses it.
-                return
-            pending = prepared.settled(values, may_be_hidden=session.classifier.may_be_hidden(prepared.table))
-            if not await self._gathered(session, pending, _epoch(statement, values)):
-                session.forward(payload, pending)
+            await self._settle(session, _as_executed(session, own, prepared, payload))
             return
         execution = own.read_execution(payload, statement.param_count, attributes=attributes)
         statement.check_delay(execution.values)
         reordered = own.rearranged(payload, _order(statement), attributes=attributes)
-        session.forward(reordered, prepared.settled(execution.values, may_be_hidden=True))
+        session.forward(reordered, prepared.settled(execution.values))
 
     async def execute_in_bulk(
         self, session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes
@@ -132,52 +167,109 @@ class Acknowledgement:
         statement = prepared.statement
         rearranging = rearranged_in_bulk(payload, _order(statement), types=own.types, check=statement.check_delay)
         reordered, own.types = await in_steps(session, rearranging)
-        session.forward(reordered, prepared.settled(None, may_be_hidden=True))
+        session.forward(reordered, prepared.settled(None))
 
-    async def _form(
-        self, session: ClientSession, statement: SettleStatement, table: TableId, *, binary: bool
-    ) -> AckForm | None:
-        """The form of an ACK that may be gathered; None of any other statement."""
-        one = statement.verb is Verb.ACK and statement.keys is not None and len(statement.keys) == 1
-        if not (self._gather and one and session.classifier.updates_alike and (table.db + table.name).isascii()):
-            return None  # Names in ASCII have the same bytes in all character sets.
-        if session.server_name is None:
-            await read_context(session)
-        return AckForm(table, statement.epoch is not None, binary)
-
-    def begin(self, session: ClientSession, ack: KnownAck, over: Callable[[bool], object]) -> bool:
-        """Carry out an ACK of a known text together with those of other clients, and answer it.
-
-        The server owes no answer. The loop calls `over` afterwards; with False if nothing was done, and
-        the session has to carry it out. Returns False if that is known at once: then `over` is not called.
-        """
-        return self._begin(session, ack.form, ack.key, None, over)
-
-    async def _gathered(self, session: ClientSession, pending: Settled, epoch: int | None = None) -> bool:
-        """The same for an ACK that was read. Returns whether it is answered. `epoch`: that in its
-        condition."""
-        form = pending.form
-        if form is None or pending.values is None or (epoch is None and form.fenced):
-            return False  # The last: it is no usual number.
-        over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        if not self._begin(session, form, pending.values[0], epoch, partial(_set, over)):
-            return False
-        if await over:
-            return True
+    async def _settle(self, session: ClientSession, request: _Request) -> None:
+        if self._is_for_engine(session, request) and await self._proven(session, request):
+            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._carry_out(session, request, partial(_end, over)):
+                await over
+                return
         session.check_interrupted()
-        if not session.in_step:
-            raise ConnectionResetError("the server closed the connection")
+        self._forward(session, request)
+
+    def _forward(self, session: ClientSession, request: _Request) -> None:
+        plain = self._engine.may_carry_out_acks(request.table)  # No trigger runs.
+        session.forward(request.payload, request.pending, request.rephrase, keeps_context=plain)
+
+    def _is_for_engine(self, session: ClientSession, request: _Request) -> bool:
+        """Whether the engine may carry out the statement, if the session proves its right."""
+        classifier, values = session.classifier, request.pending.values
+        return (
+            self._gather
+            and request.statement.verb is Verb.ACK
+            and values is not None
+            and request.pending.certain
+            and (request.epoch is not None or not request.fenced)
+            and bool(session.status & AUTOCOMMIT)
+            and not (session.in_transaction or classifier.next_transaction_is_set or classifier.has_locked_tables)
+            and self._engine.may_carry_out_acks(request.table)
+        )
+
+    async def _proven(self, session: ClientSession, request: _Request) -> bool:
+        """Whether the session may carry out the ACK itself, as it has shown lately or shows now, and none of
+        its answers would show the number of the transaction."""
+        rights = session.classifier.proven_rights
+        if rights.holds(request.table, fenced=request.fenced):
+            return True
+        if session.server_name is None or not (request.table.db + request.table.name).isascii():
+            await read_context(session)
+        begun_s = rights.begin()
+        session.check_interrupted()
+        texts = _proofs(request, tracks=bool(session.capabilities & SESSION_TRACK))
+        encoded = [encodable(session, text) for text in texts]
+        queries = [query for query in encoded if query is not None]
+        if len(queries) < len(encoded):
+            return False  # The session's character set cannot spell the name.
+        definition, update, *tracks = (await session.internal_queries(queries)).split()
+        shown = update.outcome.ok and not hides_queue(definition)
+        if shown and all(answer.outcome.ok and answer.packets[-2].payload == b"\x010" for answer in tracks):
+            rights.remember(request.table, fenced=request.fenced, begun_s=begun_s)
+            return True
         return False
 
-    def _begin(
-        self, session: ClientSession, form: AckForm, value: object, epoch: int | None, over: Callable[[bool], object]
-    ) -> bool:
-        alike = session.classifier.updates_alike and not session.in_transaction
-        answers = session.own_acks.answers(form, session.status) if alike else None
-        if answers is None:
-            return False
-        answer = partial(_answer, session, form.table, answers, over)
-        return self._engine.gather_ack(form.table, value, epoch, session.origin, answer)
+    def _carry_out(self, session: ClientSession, request: _Request, over: Callable[[], object]) -> bool:
+        """Have the engine carry out the ACK, and answer it. The loop calls `over` when that is done, or the
+        statement was forwarded. Returns False, and does nothing, if the engine does not act now."""
+        answer = partial(self._answer, session, request, over)
+        values = request.pending.values
+        assert values is not None
+        return self._engine.carry_out_ack(request.table, values, request.epoch, session.origin, answer)
+
+    def _answer(self, session: ClientSession, request: _Request, over: Callable[[], object], result: AckResult) -> None:
+        """Answer an ACK that the engine has carried out. If nothing was done, forward it."""
+        try:
+            if session.client.is_closing():
+                return
+            if isinstance(result, int):
+                info = b"Rows matched: %d  Changed: %d  Warnings: 0" % (result, result)
+                session.send(frame(make_ok(affected_rows=result, status=session.status & LASTING, info=info), 1))
+            elif result is not None:
+                error = ServerError(1105, "HY000", OUTCOME_UNKNOWN.format(result))
+                session.send(frame(make_err(error.code, error.sqlstate, error.message), 1))
+            elif (refusal := session.interrupted or (None if session.in_step else SERVER_LOST)) is not None:
+                session.send(frame(make_err(refusal.code, refusal.sqlstate, refusal.message), 1))
+            else:
+                self._forward(session, request)
+        except Exception:
+            log.exception("%r: an ACK could not be answered", session, extra={"event": "statement.fault"})
+            session.client.close()
+        finally:
+            over()
+
+    def _read_at_once(self, session: ClientSession, verb: Verb, payload: bytes) -> _Request | None:
+        """The statement, if it is short and nothing has to be read from a server; else None."""
+        if len(payload) > SHORT_BYTES:
+            return None
+        try:
+            if payload[0] == COM_QUERY and verb in SETTLING:
+                return self._text_at_once(session, query_text(payload, attributes=session.classifier.attributes))
+            own = session.classifier.statement(execute_id(payload)) if payload[0] == Commands.COM_STMT_EXECUTE else None
+            if own is None or not isinstance(own.statement, PreparedSettle) or own.statement.statement.moved_params:
+                return None
+            return _as_executed(session, own, own.statement, payload)
+        except (SqlError, WireError):
+            return None
+
+    def _text_at_once(self, session: ClientSession, text: bytes) -> _Request | None:
+        if b'"' in text or not text.isascii():
+            return None
+        statement = parse_settle(text, no_backslash_escapes=session.no_backslash_escapes)
+        db = statement.table.db or session.classifier.known_db
+        columns = None if db is None else self._engine.known_to_settle(TableId(db, statement.table.name))
+        if columns is None or (statement.reason is not None and columns.reason is None):
+            return None
+        return _as_text(session, text, statement, columns.table, _update(statement, columns))
 
     async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId, bytes]:
         """The statement, its table, which is a queue, and its UPDATE. Raises SqlError, Refused,
@@ -194,13 +286,10 @@ class Acknowledgement:
         table = TableName(statement.table.name, db)
         columns = await refused_as_client(session, table, self._engine.to_settle(known_table_id(table)))
         session.check_interrupted()
-        reason = _reason_columns(columns)
-        if statement.reason is not None and reason is None:
+        if statement.reason is not None and columns.reason is None:
             await may_settle(session, table)
             raise ServerError(1105, "HY000", NO_REASON_COLUMN.format(columns.table, qualified(columns.table)))
-        lease = None if columns.lease is None else quoted(columns.lease).encode()
-        update = statement.update(lease, reason, by_primary_key=columns.by_primary_key, ack_mark=columns.ack_mark)
-        return statement, columns.table, update
+        return statement, columns.table, _update(statement, columns)
 
 
 def _order(statement: SettleStatement) -> Sequence[int]:
@@ -209,27 +298,42 @@ def _order(statement: SettleStatement) -> Sequence[int]:
     return (*range(others, statement.param_count), *range(others))
 
 
-def _answer(
-    session: ClientSession, table: TableId, answers: AckAnswers, over: Callable[[bool], object], result: AckResult
-) -> None:
-    """Answer an ACK that was gathered, unless nothing was done."""
+def _update(statement: SettleStatement, columns: SettleColumns) -> bytes:
+    lease = None if columns.lease is None else quoted(columns.lease).encode()
+    reason = _reason_columns(columns)
+    return statement.update(lease, reason, by_primary_key=columns.by_primary_key, ack_mark=columns.ack_mark)
+
+
+def _as_text(
+    session: ClientSession, text: bytes, statement: SettleStatement, table: TableId, update: bytes
+) -> _Request:
+    query = make_query(update, attributes=session.classifier.attributes)
+    rephrase = _about_own_text(session, statement, text, update)
+    return _Request(statement, table, query, settled(statement, table), _epoch(statement, ()), rephrase)
+
+
+def _as_executed(session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes) -> _Request:
+    """An execution with the values of its parameters; without, if they cannot be read: the server refuses it."""
+    statement = prepared.statement
     try:
-        if isinstance(result, int):
-            session.own_acks.catch_up = _leaving(result, table)
-            session.send(answers.of(result))
-        elif result is not None:
-            error = ServerError(1105, "HY000", OUTCOME_UNKNOWN.format(result))
-            session.send(frame(make_err(error.code, error.sqlstate, error.message), 1))
-    except Exception:
-        log.exception("%r: an ACK could not be answered", session, extra={"event": "statement.fault"})
-        session.client.close()
-    finally:
-        over(result is not None)
+        values = own.read_values(payload, statement.param_count, attributes=session.classifier.attributes)
+    except WireError:
+        return _Request(statement, prepared.table, payload, prepared.settled(None), None)
+    return _Request(statement, prepared.table, payload, prepared.settled(values), _epoch(statement, values))
 
 
-def _set(future: asyncio.Future[bool], result: bool) -> None:  # noqa: FBT001
+def _proofs(request: _Request, *, tracks: bool) -> list[str]:
+    """The queries of a proof: the definition of the table, the UPDATE of the ACK without rows, and whether the
+    server's answers show transactions."""
+    table = TableName(request.table.name, request.table.db).quoted()
+    fence = "AND epoch IS NULL" if request.fenced else ""
+    queries = [sql("show_create_table", table=table), sql("right_to_ack", table=table, fence=fence)]
+    return [*queries, sql("tracks_transactions")] if tracks else queries
+
+
+def _end(future: asyncio.Future[None]) -> None:
     if not future.done():  # The client may be gone.
-        future.set_result(result)
+        future.set_result(None)
 
 
 def _about_own_text(session: ClientSession, statement: SettleStatement, text: bytes, update: bytes) -> Rephrase:
@@ -273,18 +377,3 @@ def _epoch(statement: SettleStatement, values: Sequence[object]) -> int | None:
             return int(digits)
         case _:
             return None
-
-
-def _leaving(count: int, table: TableId) -> bytes:
-    """A statement that leaves a session as an ACK of so many messages does."""
-    if count:
-        return sql("count_of_one").encode()
-    return sql("count_of_none", table=TableName(table.name, table.db).quoted()).encode("ascii")
-
-
-def _learn(session: ClientSession, text: bytes, statement: SettleStatement, form: AckForm) -> None:
-    """Remember the meaning of a text, except for its id."""
-    db = None if statement.table.db is not None else session.classifier.known_db
-    keys = statement.keys
-    if keys is not None and isinstance(keys[0], bytes) and statement.epoch is None and (db or statement.table.db):
-        session.own_acks.learn(text, keys[0], form, db)

@@ -32,13 +32,13 @@ from engine.store.queries import TableStatements
 from engine.store.row_packets import split_binary_row, split_text_row
 from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.queries import sql
-from proxy.session.stream import SERVER_LOST, Stream
+from proxy.session.stream import Stream
 from proxy.statements.keeping_alive import KeepingAlive
-from proxy.statements.proof import ProvenStream, header_query
+from proxy.statements.proof import ProvenStream
 from proxy.statements.results import PLAIN_EXECUTION
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
-from proxy.wire.packets import AUTOCOMMIT, ServerError, without_first_column
+from proxy.wire.packets import AUTOCOMMIT, ServerError
 from proxy.wire.params import make_query
 
 if TYPE_CHECKING:
@@ -169,24 +169,6 @@ class LockingStream(Stream):
         self.abort(error)
         self._error = self._error or error
 
-    def close(self, capabilities: int, status: int) -> None:
-        """As for any stream. If nothing could show the columns, the server was lost."""
-        if self.lacks_header:
-            self._error = SERVER_LOST
-        super().close(capabilities, status)
-
-    @property
-    def lacks_header(self) -> bool:
-        """Whether the packets that precede the rows are still to come: not if an error takes their
-        place."""
-        return not self.has_begun and self._error is None
-
-
-def _begin_with(stream: LockingStream, header: Sequence[bytes]) -> None:
-    """The stream begins with what precedes its rows in this answer, unless it has begun."""
-    if stream.lacks_header:
-        stream.begin(without_first_column(header))
-
 
 def is_ascending(keys: Sequence[Key]) -> bool:
     """Whether integer keys are in the order of their values."""
@@ -224,23 +206,12 @@ class LockingSession:
                 await self._lock_free(stream, *offer)
             elif timeout_s == SOON_S:
                 timeout_s = alive.pause_s
-                await self._begin(stream)
                 stream.flush()
                 await self._end_own_transaction()
             else:
                 await alive.touch()
                 timeout_s = alive.pause_s
-        await self._begin(stream)
         await self._end_own_transaction()
-
-    async def _begin(self, stream: LockingStream) -> None:
-        """Send the packets that precede the rows, unless they came with rows."""
-        if stream.lacks_header:
-            answer = await spelled(self._session, header_query(self._proven), self._session.internal_query)
-            if answer.error is not None:
-                stream.refuse(answer.error)
-            else:
-                stream.begin([packet.payload for packet in answer.packets[:-1]])
 
     async def _end_own_transaction(self) -> None:
         """End a transaction that only the proof has begun."""
@@ -264,19 +235,18 @@ class LockingSession:
         session.commit_notices.messages_locked(session.number)
         session.classifier.in_followed_transaction = True
         run = self._execute if self._binary else self._query
-        on_header, on_rows = partial(_begin_with, stream), partial(self._pass, stream, lock)
-        done = await spelled(session, self._select(lock), partial(run, on_header, on_rows))
+        done = await spelled(session, self._select(lock), partial(run, partial(self._pass, stream, lock)))
         stream.lock_ends()
         if (error := done.error) is not None:
             stream.refuse(error)
             if error.code in ROLLED_BACK:
                 session.commit_notices.locks_gone(failed=True)
 
-    async def _query(self, on_header: OnPayloads, on_rows: OnPayloads, text: bytes) -> Answer:
+    async def _query(self, on_rows: OnPayloads, text: bytes) -> Answer:
         command = make_query(text, attributes=self._session.classifier.attributes)
-        return await self._session.internal_rows(command, on_header, on_rows)
+        return await self._session.internal_rows(command, on_rows)
 
-    async def _execute(self, on_header: OnPayloads, on_rows: OnPayloads, text: bytes) -> Answer:
+    async def _execute(self, on_rows: OnPayloads, text: bytes) -> Answer:
         """The same for rows in the binary protocol."""
         session = self._session
         prepared = await session.internal_command(bytes([COM_STMT_PREPARE]) + text)
@@ -285,7 +255,7 @@ class LockingSession:
         head = prepared.packets[0].payload
         number = prepare_ok_at(head, 0, len(head)).statement_id.to_bytes(4, "little")
         execute = bytes([Commands.COM_STMT_EXECUTE]) + number + PLAIN_EXECUTION
-        answer = await session.internal_rows(execute, on_header, on_rows)
+        answer = await session.internal_rows(execute, on_rows)
         session.forward(bytes([Commands.COM_STMT_CLOSE]) + number, None)
         return answer
 

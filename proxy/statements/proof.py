@@ -12,19 +12,16 @@ the definition are those of the time before, so are the meaning of the text and 
 In any other case what the server returned is dropped, and the STREAM is proven as if it were the
 first.
 
-Each of the three is left out where it shows nothing new:
-- the context, if no statement has run in the session since it was shown: nothing else changes it. A
-  STREAM … FOR UPDATE as text without a condition does not need it either (`_means_the_same`): the
-  session reads the rows itself, and the server's answer describes them;
-- the definition, if another session reads it meanwhile (proxy.statements.definition_checks);
-- the rights, if the context is left out and they were proven less than half of `rights_max_age_s`
-  ago. Running streams renew them at the same age.
+A proof holds for a quarter of `rights_max_age_s`, a second by default, if the session has run nothing
+since but queue statements and the beginnings and ends of transactions. These do not change its context,
+and the loop of a worker has no others. What another session changes meanwhile, a right or the table,
+counts when that time is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,11 +45,10 @@ from proxy.session.internal_queries import (
     remember_context,
     take_context,
 )
-from proxy.session.known_streams import Key, KnownStream, Wanted
+from proxy.session.known_streams import Key, KnownStream
 from proxy.session.prepared import python_values
 from proxy.session.queries import sql
 from proxy.session.stream import INTERRUPTED
-from proxy.statements.definition_checks import DefinitionChecks
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.rights import right_to_stream
 from proxy.statements.tables import known_table_id, may_settle, refused_as_client
@@ -82,8 +78,8 @@ class ProvenStream:
     """Without parameters."""
     queue: QueueTable
     row_format: RowFormat
-    header: tuple[bytes, ...] | None
-    """The packets that precede the rows; None if they come with the rows (`KnownStream.header`)."""
+    header: tuple[bytes, ...]
+    """The packets that precede the rows."""
     begun_s: float
     """When the last proof of the rights was begun, by the monotonic clock."""
     was_in_transaction: bool
@@ -104,10 +100,8 @@ class Proof:
         """`rights_max_age_s`: no row is delivered on an older proof of the rights."""
         self._engine = engine
         self._reader = reader
-        # Half of it, as for running streams: the rows of a STREAM that begins wait for no proof.
-        self._rights_renewed_s = rights_max_age_s / 2
+        self._holds_s = rights_max_age_s / 4
         self._clock = clock
-        self._checks = DefinitionChecks()
 
     async def query(self, session: ClientSession, text: bytes) -> ProvenStream:
         """Prove a statement as text."""
@@ -126,7 +120,7 @@ class Proof:
         header = await checked_query(session, _select(queue, columns, statement.partitions, condition))
         row_format = context.row_format(columns, binary=False)
         proven = ProvenStream(statement, queue, row_format, _before_rows(header), begun_s, was_in_transaction)
-        if (known := _known(proven, context, signature, seen, text)) is not None:
+        if (known := _known(proven, context, signature, seen)) is not None:
             session.known_streams.remember(text, len(text), known)
         return proven
 
@@ -171,7 +165,7 @@ class Proof:
         return proven
 
     async def _proven_again(self, session: ClientSession, key: Key) -> ProvenStream | None:
-        """Prove a STREAM in one round trip; None if it has to be proven as if it were the first.
+        """Prove a STREAM that is known; None if it has to be proven as if it were the first.
 
         None of the queries has an effect that another statement of the session can see, so it does
         not matter that all of them run.
@@ -181,76 +175,31 @@ class Proof:
             return None
         was_in_transaction = session.in_transaction
         session.check_interrupted()
-        shown = await self._shown_with_others(session, known)
-        if not shown:
-            # The server's answers show whether a transaction is open.
-            await end_own_transaction(session, was_in_transaction=was_in_transaction)
-            shown = await self._shown_alone(session, known)
-        if shown:
-            if known.header is not None:
-                remember_context(session, known.context)
+        if self._still_holds(session, known) or await self._shown(session, known):
+            remember_context(session, known.context)
             _refuse_endless(known.statement, in_transaction=was_in_transaction)
             return ProvenStream(
-                known.statement, known.queue, known.row_format, known.header, known.granted_s, was_in_transaction
+                known.statement, known.queue, known.row_format, known.header, known.begun_s, was_in_transaction
             )
         session.known_streams.forget(key)
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         return None
 
-    async def _shown_alone(self, session: ClientSession, known: KnownStream) -> bool:
-        """Whether the session shows the context, the definition and the rights of the time before. Raises
+    def _still_holds(self, session: ClientSession, known: KnownStream) -> bool:
+        """Whether the session has proven the STREAM a moment ago, and has run nothing since that could
+        matter."""
+        lately = self._clock() < known.begun_s + self._holds_s
+        return lately and session.classifier.shown_context == known.context_signature and self._is_known(known)
+
+    async def _shown(self, session: ClientSession, known: KnownStream) -> bool:
+        """Whether the session shows the context, the definition and the rights as the time before. Raises
         Refused if one of the queries was interrupted."""
-        check, shown = self._checks.begin(_subject(session, known)), False
-        try:
-            shown = await self._shown(session, known, self._wanted(session, known, definition=True))
-        finally:
-            self._checks.end(check, shown=shown)
-        if shown := shown and self._is_known(known):
-            session.classifier.not_hidden(known.queue.id)
-        return shown
-
-    async def _shown_with_others(self, session: ClientSession, known: KnownStream) -> bool:
-        """Whether the session shows the context and the rights, and another session the definition.
-        Returns False if no other is reading it, and whenever the session has to show all itself.
-
-        No temporary table may hide the queue: either nothing has run in the session since it has shown
-        the definition itself, or the session reads the rows itself and has run nothing that could have
-        made one.
-        """
-        has_run_nothing = session.classifier.shown_context == known.context_signature
-        if not (has_run_nothing or _certainly_not_hidden(session, known)):
+        begun_s = self._clock()
+        answers = (await _answered(session, known)).split()
+        if not (_same(known, answers) and self._is_known(known)):
             return False
-        definition = self._checks.join(_subject(session, known))
-        if definition is None:
-            return False
-        wanted = self._wanted(session, known, definition=False)
-        if any(wanted) and not await self._shown(session, known, wanted):
-            return False
-        if not (await definition and self._is_known(known)):
-            return False
-        session.check_interrupted()
-        if not session.in_step:
-            raise ConnectionResetError("the server closed the connection")
-        return True
-
-    def _wanted(self, session: ClientSession, known: KnownStream, *, definition: bool) -> Wanted:
-        """What the session has to show."""
-        context = known.header is not None and session.classifier.shown_context != known.context_signature
-        # What has run may be a SET ROLE. If the session reads the rows itself, the server denies them then.
-        return Wanted(context, definition, context or self._clock() - known.granted_s > self._rights_renewed_s)
-
-    async def _shown(self, session: ClientSession, known: KnownStream, wanted: Wanted) -> bool:
-        """Whether the session shows this as it was the time before. Raises Refused if one of the queries
-        was interrupted."""
-        begun_s, context = self._clock(), session.classifier.shown_context
-        answers = await _answered(session, known, known.queries(wanted))
-        if not known.is_proof(wanted, answers.raw):
-            if not _same(known, wanted, answers.split()):
-                return False
-            known.proven_by(wanted, answers.raw)
-        if wanted.rights:
-            known.granted_s = begun_s
-        session.classifier.shown_context = known.context_signature if wanted.context else context
+        known.begun_s = begun_s
+        session.classifier.shown_context = known.context_signature
         return True
 
     def _is_known(self, known: KnownStream) -> bool:
@@ -265,27 +214,14 @@ class Proof:
         found = self._engine.queue(table_id, text=seen, fresh=seen is None)
         queue = await refused_as_client(session, table, found)
         await may_settle(session, table)
-        session.classifier.not_hidden(queue.id)
         return queue, seen
 
 
-def _subject(session: ClientSession, known: KnownStream) -> Hashable:
-    """What a check of the definition compares."""
-    return session.origin, known.queue.id, known.definition
-
-
-def _certainly_not_hidden(session: ClientSession, known: KnownStream) -> bool:
-    """Whether the rows come over the client's own connection, and nothing has run on it that could have
-    made a temporary table."""
-    queue = known.queue
-    return known.statement.locks and queue.writes_alike and not session.classifier.may_be_hidden(queue.id)
-
-
-async def _answered(session: ClientSession, known: KnownStream, queries: Sequence[bytes]) -> Answers:
-    """The answers to queries that are written together. Under autocommit=0, a transaction that they begin
-    ends with them, unless the client's locks follow in it."""
+async def _answered(session: ClientSession, known: KnownStream) -> Answers:
+    """The answers to the queries of the proof, which are written together. Under autocommit=0, a transaction
+    that they begin ends with them, unless the client's locks follow in it."""
     goes_on = known.statement.locks or session.in_transaction or session.status & AUTOCOMMIT
-    return await session.internal_queries(queries if goes_on else (*queries, _COMMIT))
+    return await session.internal_queries(known.queries if goes_on else (*known.queries, _COMMIT))
 
 
 def _raise_interrupted(answers: Sequence[Answer]) -> None:
@@ -294,16 +230,14 @@ def _raise_interrupted(answers: Sequence[Answer]) -> None:
             raise Refused(answer.packets[-1].payload)
 
 
-def _same(known: KnownStream, wanted: Wanted, answers: Sequence[Answer]) -> bool:
+def _same(known: KnownStream, answers: Sequence[Answer]) -> bool:
     """Whether the answers show what is known. Raises Refused if one of the queries was
     interrupted."""
     _raise_interrupted(answers)
     if not all(answer.outcome.ok for answer in answers):
         return False
-    left = iter(answers)
-    if wanted.context and context_signature(next(left)) != known.context_signature:
-        return False
-    return not wanted.definition or definition_digest(next(left)) == known.definition
+    context, definition, *_ = answers
+    return context_signature(context) == known.context_signature and definition_digest(definition) == known.definition
 
 
 async def _context(session: ClientSession) -> tuple[tuple[bytes | None, ...], Context]:
@@ -316,10 +250,8 @@ def _known(
     context: Context,
     signature: tuple[bytes | None, ...],
     seen: bytes | None,
-    text: bytes | None = None,
 ) -> KnownStream | None:
-    """What to remember of a STREAM; None if it cannot be proven in one round trip. `text`: the statement,
-    unless it is prepared."""
+    """What to remember of a STREAM; None if it cannot be proven in one round trip."""
     if seen is None or context.sql_mode & OMITTING:
         return None
     queue = proven.queue
@@ -330,44 +262,16 @@ def _known(
     )
     if not all(map(str.isascii, texts)):
         return None  # In another character set, their bytes could be other statements.
-    header = None if text is not None and _means_the_same(text, proven) else proven.header
-    first, second, third = map(str.encode, texts)
+    queries = tuple(map(str.encode, texts))
     return KnownStream(
-        *(proven.statement, queue, proven.row_format, header, context, signature, seen, (first, second, third)),
-        granted_s=proven.begun_s,
-    )
-
-
-def _means_the_same(text: bytes, proven: ProvenStream) -> bool:
-    """Whether a STREAM means the same in any context with the same default database, and the session
-    reads its rows itself. The server's answer then describes them."""
-    return (
-        proven.statement.locks
-        and proven.statement.condition is None
-        and not proven.queue.id_pad_chars
-        and proven.queue.id_index.isascii()
-        and text.isascii()
-        and not (b'"' in text or b"\\" in text)
+        *(proven.statement, queue, proven.row_format, proven.header, context, signature, seen, queries),
+        begun_s=proven.begun_s,
     )
 
 
 def _before_rows(answer: Answer) -> tuple[bytes, ...]:
     """The packets that precede the rows, from an answer without any."""
     return tuple(packet.payload for packet in answer.packets[:-1])
-
-
-def header_query(proven: ProvenStream) -> str:
-    """A SELECT of no row, whose answer begins with the packets that precede the rows."""
-    condition = proven.statement.condition
-    columns, partitions = proven.row_format.columns, proven.statement.partitions
-    return _select(proven.queue, columns, partitions, condition.sql() if condition else "TRUE")
-
-
-async def with_header(session: ClientSession, proven: ProvenStream) -> ProvenStream:
-    """The same with the packets that precede the rows. Raises Refused."""
-    if proven.header is not None:
-        return proven
-    return replace(proven, header=_before_rows(await checked_query(session, header_query(proven))))
 
 
 def columns_read(statement: StreamStatement, row_format: RowFormat) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from proxy.session.commit_notices import PreparedQueueStatement, PreparedSettle,
 from proxy.session.internal_queries import Refused, as_packet, end_own_transaction, keep_next_transaction
 from proxy.session.stream import SERVER_LOST, unforeseen
 from proxy.settings import Settings
-from proxy.statements.acknowledgement import Acknowledgement
+from proxy.statements.acknowledgement import SETTLING, Acknowledgement
 from proxy.statements.deliveries import Deliveries
 from proxy.statements.killing import kill
 from proxy.statements.long_statements import LongStatementReader
@@ -45,9 +45,6 @@ NO_BULK = ServerError(
     1295, "HY000", "This statement cannot be executed in bulk: execute it once for each set of parameters"
 )
 
-SETTLING = (Verb.ACK, Verb.NACK, Verb.EXTEND)
-"""The statements that are one UPDATE in the client's transaction."""
-
 
 class Statements:
     """Carries out queue statements for all sessions of a proxy."""
@@ -68,7 +65,7 @@ class Statements:
             Proxies(engine, settings),
             MessageGroups(engine),
         )
-        self.begin_ack = self._acknowledgement.begin
+        self.begin_settling = self._acknowledgement.begin
         self._queue_statements = QueueStatements(engine, showing, self._reader)
 
     def refuse_streams(self) -> None:

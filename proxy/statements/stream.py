@@ -28,7 +28,7 @@ from proxy.statements.locking_stream import (
     refuse_without_transaction,
 )
 from proxy.statements.long_statements import LongStatementReader
-from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_clause, with_header
+from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_clause
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.packets import ServerError, make_end
@@ -104,14 +104,12 @@ class Streaming:
         statement, queue, row_format = proven.statement, proven.queue, proven.row_format
         if statement.locks:
             self._check_locking(session, proven)
-        if self._refuses:
-            proven = await with_header(session, proven)
         if self._refuses or not statement.locks:  # Locks are taken in the transaction that the proof may have begun.
             await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.
         stream = self._stream(session, proven)
         if self._refuses:
-            self._end_without_rows(session, stream, proven.header or ())
+            self._end_without_rows(session, stream, proven.header)
             return
         selection = _selection(statement, row_format.time_zone)
         handle = self._engine.subscribe(
@@ -127,8 +125,7 @@ class Streaming:
         )
         stream.attach(handle)
         session.stream = stream
-        if proven.header is not None:
-            stream.begin(proven.header)  # No row can precede them.
+        stream.begin(proven.header)  # No row can precede them.
         if not stream.over and not stream.rows_from_server:
             stream.ends_with(lambda: make_end(session.capabilities, session.status))
         try:

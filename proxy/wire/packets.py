@@ -9,7 +9,6 @@ headers.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from engine.packets import EOF, EOF_MAX, ERR, OK, OkHead, PrepareOk, WireError, error_fields, ok_head_at
@@ -140,14 +139,6 @@ def make_end(capabilities: int, status: int = AUTOCOMMIT, warnings: int = 0) -> 
     if capabilities & DEPRECATE_EOF:
         return make_ok(status=status, warnings=warnings, header=EOF)
     return make_eof(status, warnings)
-
-
-def without_first_column(header: Sequence[bytes]) -> list[bytes]:
-    """The packets that precede the rows of a result, if these had no first column. Raises WireError."""
-    count, *columns = header
-    reader = Reader(count)
-    fewer: bytes = uint_len(reader.lenenc() - 1)
-    return [fewer + reader.rest(), *columns[1:]]
 
 
 def make_prepare_ok(prepared: PrepareOk, warnings: int = 0) -> bytes:

@@ -379,7 +379,7 @@ class TestByKey:
     def test_acknowledging_reads_each_row_once_to_lock_it_and_once_to_change_it(
         self, bench: Bench, due: list[Wanted], *, fenced: bool
     ) -> None:
-        acks = [Ack(want.key, want.epoch if fenced else None) for want in due]
+        acks = [Ack((want.key,), want.epoch if fenced else None) for want in due]
         counts = bench.store.acknowledge_all(bench.table, acks, bench.subject.origin).value
         assert counts == (1,) * len(due)
         lock, *updates = bench.meter.take()

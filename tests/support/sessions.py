@@ -13,6 +13,7 @@ from engine.store.opening import BackendAddress
 from engine.store.port import Origin
 from proxy.login.relay import TlsPolicy
 from proxy.server.listener import Proxy
+from proxy.session.ports import Begun
 from proxy.session.session import Session
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.traffic import Traffic
@@ -102,7 +103,7 @@ class FakeProxy:
         self.tls: Any = self
         self.policy = TlsPolicy(offered=False)
         self.carry_out = carry_out
-        self.begin_ack = lambda *_: False
+        self.begin_settling: Callable[..., Begun] = lambda *_: Begun.NOTHING
         self.statement_memory = StatementMemory(self.settings.statement_bytes_max)
         self.traffic = Traffic()
 

@@ -64,7 +64,7 @@ def test_an_acknowledgement_frees_its_message_at_once_even_with_id_zero() -> Non
         await asyncio.wait_for(basket.filled.wait(), 10)
         ((_, dispatcher),) = engine.runners()
         assert dispatcher.in_flight == 1
-        engine.acknowledged(TABLE, [b"0"], certain=True)
+        engine.acknowledged(TABLE, [b"0"], certain=True, holder=1)
         await asyncio.sleep(0)  # One turn of the event loop.
         assert dispatcher.in_flight == 0
         await engine.close()
@@ -93,21 +93,25 @@ def test_acknowledgements_and_wakeups_in_one_turn_of_the_event_loop_are_one_even
     async def play() -> None:
         store = MemoryStore(now_ns=NOW_NS)
         store.add_table(queue_table())
+        for number in range(1, 5):
+            store.put(TABLE, Row(number, payload=b"x"))
         engine = Engine(store, EngineSettings())
         await engine.start()
-        handle = engine.subscribe(await engine.queue(TABLE), Basket(), holder=1, row_format=FORMAT)
+        basket = Basket()
+        handle = engine.subscribe(await engine.queue(TABLE), basket, holder=1, row_format=FORMAT)
+        await asyncio.wait_for(basket.filled.wait(), 10)
         monkeypatch.setattr(Dispatcher, "settled", note_settled)
         monkeypatch.setattr(Dispatcher, "woken", note_woken)
         monkeypatch.setattr(Dispatcher, "client_paused", note_paused)
         for key in (b"1", b"2", b"3"):
-            engine.acknowledged(TABLE, [key], certain=True)
+            engine.acknowledged(TABLE, [key], certain=True, holder=1)
             engine.written(TABLE.name, inserted=key != b"2")
         assert events == []
         await asyncio.sleep(0)
         assert events == [("settled", (1, 2, 3)), ("woken", True)]
         # An event of another kind comes after what was noted before it.
         events.clear()
-        engine.acknowledged(TABLE, [b"4"], certain=True)
+        engine.acknowledged(TABLE, [b"4"], certain=True, holder=1)
         handle.pause()
         assert [name for name, _ in events] == ["settled", "client_paused"]
         await asyncio.sleep(0)

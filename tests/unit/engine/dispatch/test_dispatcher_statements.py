@@ -305,6 +305,7 @@ def test_a_rate_is_reached_however_long_commits_take(commit_ms: int) -> None:
         limits=Limits(),
         fetch_budget=1_000_000,
     )
+    stage.store.claim_s = commit_ms / 1_000
     for key in range(1, 2_001):
         stage.enqueue(key, wake=False)
     stage.subscribe(1, holder=1)

@@ -107,7 +107,7 @@ def test_the_work_of_many_clients_in_one_turn_is_one_decision(together: list[lis
             await until(lambda: all(client.ended for client in clients))
             assert together[2:] == [["lock_done"] * CLIENTS]  # All streams have ended by that.
             for holder, key in enumerate(range(1, CLIENTS + 1), 1):
-                engine.acknowledged(TABLE, [key], certain=True)
+                engine.acknowledged(TABLE, [key], certain=True, holder=holder)
                 engine.transaction_ended(holder, failed=False)
             await until(lambda: len(together) > 3)
             assert together[3:] == [["settled", *["transaction_ended"] * CLIENTS, DECISION]]

@@ -17,10 +17,10 @@ from engine.model import Key
 from engine.queue_table import QueueTable
 from engine.runtime import gathered_acks
 from engine.runtime.executor import EngineSettings, StoreExecutor
-from engine.runtime.gathered_acks import AckResult, GatheredAcks, Reports
+from engine.runtime.gathered_acks import GatheredAcks, Reports
 from engine.store.acks import Ack
 from engine.store.memory import Failure, MemoryStore, Row
-from engine.store.port import AckUnknownError, Origin, StoreError, Timed
+from engine.store.port import AckResult, AckUnknownError, Origin, StoreError, Timed
 from tests.support.play import queue_table
 
 HERE = Origin(("127.0.0.1", 3306), "here")
@@ -50,7 +50,7 @@ class BegunBatch:
 
     waits, fileno, patience_s = True, -1, 60.0
 
-    def __init__(self, finish: Callable[[], Timed[Sequence[int | None]]]) -> None:
+    def __init__(self, finish: Callable[[], Timed[Sequence[AckResult]]]) -> None:
         self.finish = finish
 
 
@@ -68,8 +68,8 @@ class Store(MemoryStore):
     def begin_acks(self, *batch: Any) -> Any:
         return BegunBatch(functools.partial(self.acknowledge_all, *batch)) if self.begins else None
 
-    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
-        self.batches.append([ack.key for ack in acks])
+    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[AckResult]]:
+        self.batches.append([key for ack in acks for key in ack.keys])
         self.begun.set()
         assert self.gate.wait(10)
         if self.errors:
@@ -85,7 +85,7 @@ class Running:
     settled: list[Key]
     suspected: list[Key]
 
-    def ack(self, key: int, origin: Origin = HERE) -> asyncio.Future[int | None]:
+    def ack(self, *keys: int, origin: Origin = HERE) -> asyncio.Future[int | None]:
         answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
         def result(result: AckResult) -> None:
@@ -96,7 +96,7 @@ class Running:
             else:
                 answer.set_result(result)
 
-        if not self.gathered.gather(QUEUE, Ack(key), origin, result):
+        if not self.gathered.carry_out(QUEUE, Ack(keys), origin, result):
             answer.set_result(None)
         return answer
 
@@ -130,19 +130,39 @@ async def running() -> AsyncIterator[Running]:
 
 
 @on_a_loop
-async def test_an_ack_that_comes_alone_is_its_clients_own() -> None:
+async def test_an_ack_that_comes_alone_is_a_batch_of_its_own() -> None:
     async with running() as run:
-        assert await run.ack(1) is None
-        assert run.store.batches == []
+        run.store.gate.set()
+        assert await run.ack(1) == 1
+        assert run.store.batches == [[1]]
 
 
 @on_a_loop
 async def test_acks_of_one_turn_of_the_loop_are_one_transaction() -> None:
     async with running() as run:
         run.store.gate.set()
-        assert await all_of(*(run.ack(key) for key in (1, 2, 1, 77))) == [1, 1, 0, None]
-        assert run.store.batches == [[1, 2, 1, 77]]
-        assert run.settled == [1, 2]
+        assert await all_of(*(run.ack(key) for key in (1, 2, 1, 77)), run.ack(3, 4)) == [1, 1, 0, 0, 2]
+        assert run.store.batches == [[1, 2, 1, 77, 3, 4]]
+        assert run.settled == [1, 2, 3, 4]
+
+
+@on_a_loop
+async def test_an_ack_of_many_messages_waits_for_no_other() -> None:
+    async with running() as run:
+        first = await run.under_way(1, 2)
+        many = run.ack(*range(3, 4 + gathered_acks.FEW))
+        await asyncio.sleep(0)
+        run.store.gate.set()
+        assert await all_of(*first, many) == [1, 1, 7]
+        assert len(run.store.batches) == 2
+
+
+@on_a_loop
+async def test_of_an_ack_that_has_acknowledged_some_of_its_messages_each_is_looked_up() -> None:
+    async with running() as run:
+        run.store.gate.set()
+        assert await run.ack(1, 77) == 1
+        assert (run.settled, run.suspected) == ([], [1, 77])
 
 
 @on_a_loop
@@ -157,20 +177,11 @@ async def test_acks_that_come_while_a_batch_is_under_way_are_the_next_batch() ->
 
 
 @on_a_loop
-async def test_one_that_waits_alone_behind_a_batch_is_its_clients_own() -> None:
-    async with running() as run:
-        first = await run.under_way(1, 2)
-        later = run.ack(3)
-        await asyncio.sleep(0)
-        run.store.gate.set()
-        assert await all_of(*first, later) == [1, 1, None]
-
-
-@on_a_loop
 async def test_clients_of_another_server_are_not_mixed_in() -> None:
     async with running() as run:
         run.store.gate.set()
-        assert await all_of(run.ack(1), run.ack(2, THERE), run.ack(3)) == [1, None, 1]
+        assert await all_of(run.ack(1), run.ack(2, origin=THERE), run.ack(3)) == [1, 1, 1]
+        assert run.store.batches == [[1, 3], [2]]
 
 
 @on_a_loop

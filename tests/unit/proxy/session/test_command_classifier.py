@@ -12,7 +12,6 @@ from engine.packets import PrepareOk, frame
 from proxy.session.command_classifier import LAST_PREPARED, NOT_FAST, CommandClassifier
 from proxy.session.commit_notices import (
     Killed,
-    PendingCommand,
     Prepared,
     PreparedSettle,
     PreparedStream,
@@ -20,10 +19,9 @@ from proxy.session.commit_notices import (
     Settled,
     Touched,
 )
-from proxy.session.own_acks import AckForm
 from proxy.session.prepared import TrackedStatement
+from proxy.session.proven_rights import TABLES_MAX, ProvenRights
 from proxy.wire.framing import Command
-from proxy.wire.packets import make_ok
 from proxy.wire.params import make_query
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX, parse_settle
@@ -73,7 +71,7 @@ def answered(classifier: CommandClassifier, statement: Prepared | None, number: 
 
 @pytest.mark.parametrize(("text", "attributes"), list(product(STATEMENTS, [False, True])))
 def test_a_glance_at_a_query_sees_what_a_look_would(text: bytes, attributes: bool) -> None:
-    classifier, twin = CommandClassifier(), CommandClassifier()
+    classifier, twin = CommandClassifier(RIGHTS_S), CommandClassifier(RIGHTS_S)
     for fresh in (classifier, twin):
         fresh.logged_in(ATTRIBUTES * attributes)
         fresh.remember_db("shop")
@@ -90,7 +88,7 @@ def test_a_glance_at_a_query_sees_what_a_look_would(text: bytes, attributes: boo
 
 @pytest.mark.parametrize("statement", [None, *PREPARED])
 def test_a_glance_at_an_execution_sees_what_a_look_would_or_leaves_it_to_that(statement: Prepared | None) -> None:
-    classifier = CommandClassifier()
+    classifier = CommandClassifier(RIGHTS_S)
     answered(classifier, statement, 7)
     for number in (7, LAST_PREPARED, 8):
         seen = classifier.classify_fast(about(EXECUTE, number).data)
@@ -99,7 +97,7 @@ def test_a_glance_at_an_execution_sees_what_a_look_would_or_leaves_it_to_that(st
 
 
 def test_no_execution_is_classified_before_the_number_of_a_queue_statement_is_known() -> None:
-    classifier = CommandClassifier()
+    classifier = CommandClassifier(RIGHTS_S)
     classifier.preparing = True
     assert classifier.classify_fast(about(EXECUTE, 7).data) is NOT_FAST
     answered(classifier, PREPARED[2], 7)
@@ -107,11 +105,11 @@ def test_no_execution_is_classified_before_the_number_of_a_queue_statement_is_kn
 
 
 def test_an_execution_that_is_cut_off_takes_more_than_a_glance() -> None:
-    assert CommandClassifier().classify_fast(frame(bytes([EXECUTE]) + b"\1\0", 0)) is NOT_FAST
+    assert CommandClassifier(RIGHTS_S).classify_fast(frame(bytes([EXECUTE]) + b"\1\0", 0)) is NOT_FAST
 
 
 def test_a_closed_statement_and_a_reset_connection_are_forgotten() -> None:
-    classifier = CommandClassifier()
+    classifier = CommandClassifier(RIGHTS_S)
     answered(classifier, PREPARED[0], 1)
     answered(classifier, PREPARED[0], 2)
     classifier.classify(about(CLOSE, 1))
@@ -122,7 +120,7 @@ def test_a_closed_statement_and_a_reset_connection_are_forgotten() -> None:
 
 
 def test_a_default_database_is_not_remembered_once_a_use_was_prepared() -> None:
-    classifier = CommandClassifier()
+    classifier = CommandClassifier(RIGHTS_S)
     classifier.remember_db("shop")
     assert classifier.known_db == "shop"
     classifier.classify(command(bytes([PREPARE]) + b"USE other"))
@@ -144,7 +142,7 @@ def test_a_default_database_is_not_remembered_once_a_use_was_prepared() -> None:
         (["SET TRANSACTION READ ONLY", "START TRANSACTION"], False),
         (["SET TRANSACTION READ ONLY", "COMMIT"], False),
         (["SET TRANSACTION READ ONLY", "UPDATE orders SET a = 1"], False),
-        (["SET TRANSACTION READ ONLY", "ACK FROM orders WHERE id = 1"], False),
+        (["SET TRANSACTION READ ONLY", "ACK FROM orders WHERE id = 1"], True),
         (["SET TRANSACTION READ ONLY", bytes([RESET])], False),
         (["SET TRANSACTION READ ONLY", bytes([EXECUTE, 1, 0, 0, 0, 0, 1, 0, 0, 0])], False),
         ([bytes([PREPARE]) + b"SET TRANSACTION READ ONLY"], False),
@@ -153,7 +151,7 @@ def test_a_default_database_is_not_remembered_once_a_use_was_prepared() -> None:
 def test_what_is_set_for_the_next_transaction_is_remembered_until_one_may_have_begun(
     statements: list[str | bytes], is_set: bool
 ) -> None:
-    classifier = CommandClassifier()
+    classifier = CommandClassifier(RIGHTS_S)
     classifier.logged_in(0)
     for statement in statements:
         payload = statement if isinstance(statement, bytes) else make_query(statement.encode(), attributes=False)
@@ -162,7 +160,7 @@ def test_what_is_set_for_the_next_transaction_is_remembered_until_one_may_have_b
     assert classifier.next_transaction_is_set == is_set
 
 
-# -- Whether a temporary table may stand before a queue
+RIGHTS_S = 60.0
 
 
 def relay(classifier: CommandClassifier, payload: bytes) -> None:
@@ -171,67 +169,11 @@ def relay(classifier: CommandClassifier, payload: bytes) -> None:
         classifier.classify(command(payload))
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"\x03SELECT f()",
-        b"\x03CREATE TEMPORARY TABLE orders (id INT)",
-        b"\x03INSERT INTO orders VALUES (1)",
-        b"\x03CALL p",
-        b"\x03PURGE QUEUE orders",
-        bytes([EXECUTE]) + b"\x09\0\0\0\0\1\0\0\0",
-        bytes([EXECUTE]) + b"\xff\xff\xff\xff\0\1\0\0\0",
-        bytes([EXECUTE]),
-        b"\x03",
-    ],
-)
-def test_whatever_may_run_something_stored_may_have_made_a_temporary_table(payload: bytes) -> None:
-    classifier = CommandClassifier()
-    for harmless in (b"SET NAMES utf8mb4", b"BEGIN", b"STREAM * FROM orders", b"ACK orders WHERE id = 1"):
-        relay(classifier, b"\x03" + harmless)
-    assert not classifier.may_be_hidden(TABLE)
-    relay(classifier, payload)
-    assert classifier.may_be_hidden(TABLE)
-
-
-def test_a_table_that_the_server_has_shown_is_not_hidden_until_something_runs() -> None:
-    classifier = CommandClassifier()
-    relay(classifier, b"\x03CALL p")
-    classifier.not_hidden(TABLE)
-    relay(classifier, b"\x03ACK orders WHERE id = 1")
-    assert not classifier.may_be_hidden(TABLE)
-    assert classifier.may_be_hidden(TableId("shop", "others"))
-    relay(classifier, b"\x03CALL p")
-    assert classifier.may_be_hidden(TABLE)
-
-
-def test_what_drops_temporary_tables_is_believed_when_it_is_done_but_for_what_was_sent_behind_it() -> None:
-    classifier = CommandClassifier()
-    reset: Outcome[PendingCommand] = Outcome(RESET, None, True, 0)
-    relay(classifier, b"\x03CALL p")
-    relay(classifier, bytes([RESET]))
-    assert classifier.may_be_hidden(TABLE)
-    classifier.command_answered(reset)
-    assert not classifier.may_be_hidden(TABLE)
-    relay(classifier, bytes([RESET]))
-    relay(classifier, b"\x03CALL p")
-    classifier.command_answered(reset)
-    assert classifier.may_be_hidden(TABLE)
-
-
-def test_a_prepared_ack_is_certain_where_no_temporary_table_can_be() -> None:
-    classifier = CommandClassifier()
-    answered(classifier, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1")), 3)
-    assert classifier.classify(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=True)
-    relay(classifier, b"\x03CALL p")
-    assert classifier.classify(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=False)
-
-
 def test_of_more_ids_than_are_read_it_is_not_remembered_which_are_under_way() -> None:
-    classifier = CommandClassifier()
+    classifier = CommandClassifier(RIGHTS_S)
     classifier.logged_in(0)
     ids = b", ".join(b"%d" % number for number in range(KEYS_MAX // 2 + 1))
-    answered(classifier, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id IN (" + ids + b")")), 3)
+    answered(classifier, PreparedSettle(TABLE, parse_settle(b"NACK FROM orders WHERE id IN (" + ids + b")")), 3)
     tags = [classifier.classify(about(EXECUTE, 3))[1] for _ in range(3)]
     assert [isinstance(pending, Settled) and pending.values is not None for pending in tags] == [True, False, False]
     for pending in tags:
@@ -242,28 +184,27 @@ def test_of_more_ids_than_are_read_it_is_not_remembered_which_are_under_way() ->
     assert pending.values is not None
 
 
-class TestGatheredAcks:
-    """Which executions are carried out here, and which statements end that."""
+class TestAcksOfTheEngine:
+    """Which executions are carried out here, and which statements matter for that."""
 
-    FORM = AckForm(TABLE, fenced=False, binary=True)
-    ANSWER = frame(make_ok(affected_rows=1, info=b"Rows matched: 1  Changed: 1  Warnings: 0"), 1)
-    PREPARED = PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1"), FORM)
+    PREPARED = PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1"))
 
-    def classifier(self, *, proven: bool = True) -> CommandClassifier:
-        classifier = CommandClassifier()
-        classifier.prepared[1] = TrackedStatement(self.PREPARED)
-        if proven:
-            classifier.own_acks.shown(self.FORM, self.ANSWER)
+    def classifier(self, prepared: PreparedSettle = PREPARED) -> CommandClassifier:
+        classifier = CommandClassifier(RIGHTS_S)
+        classifier.prepared[1] = TrackedStatement(prepared)
+        classifier.proven_rights.remember(TABLE, fenced=False, begun_s=classifier.proven_rights.begin())
         return classifier
 
     def execution(self, flags: int = 0) -> Command:
         return command(bytes([EXECUTE]) + (1).to_bytes(4, "little") + bytes([flags]) + (1).to_bytes(4, "little"))
 
-    def test_an_execution_is_carried_out_here_once_its_like_was_relayed(self) -> None:
-        _, relayed = self.classifier(proven=False).classify(self.execution())
-        assert isinstance(relayed, Settled)
-        assert relayed.form == self.FORM
+    def test_an_execution_of_an_ack_by_ids_is_carried_out_here(self) -> None:
         assert self.classifier().classify(self.execution()) == (Verb.OTHER, self.PREPARED)
+
+    @pytest.mark.parametrize("text", [b"ACK FROM orders WHERE payload = 'x'", b"NACK FROM orders WHERE id = 1"])
+    def test_any_other_is_relayed(self, text: bytes) -> None:
+        classifier = self.classifier(PreparedSettle(TABLE, parse_settle(text)))
+        assert isinstance(classifier.classify(self.execution())[1], Settled)
 
     def test_one_with_a_cursor_or_long_data_is_relayed(self) -> None:
         assert isinstance(self.classifier().classify(self.execution(flags=1))[1], Settled)
@@ -272,75 +213,80 @@ class TestGatheredAcks:
         assert isinstance(classifier.classify(self.execution())[1], Settled)
 
     @pytest.mark.parametrize(
-        ("text", "alike"),
+        ("text", "kept"),
         [
-            ("SET NAMES utf8mb4", True),
-            ("SET SESSION time_zone = '+00:00', @x = 1", True),
-            ("BEGIN", True),
-            ("SELECT 1", True),
-            ("ACK FROM orders WHERE id = 1", True),
-            ("SET timestamp = 1", False),
-            ("SET @x = 1, timestamp = 1", False),
-            ("SET ROLE a", False),
-            ("SET TRANSACTION READ ONLY", False),
-            ("SELECT f()", False),
-            ("SELECT 1 FROM v", False),
-            ("INSERT INTO orders VALUES (1)", False),
-            ("CREATE TEMPORARY TABLE orders (id INT)", False),
+            (b"SELECT 1", True),
+            (b"INSERT INTO orders VALUES (1)", True),
+            (b"SETTLE", True),
+            (b"SET ROLE a", False),
+            (b"/* */ set session_track_gtids = OWN_GTID", False),
         ],
     )
-    @pytest.mark.parametrize("fast", [False, True])
-    def test_after_what_may_change_the_session_nothing_is(self, text: str, *, alike: bool, fast: bool) -> None:
+    def test_a_proof_is_forgotten_behind_a_setting(self, text: bytes, *, kept: bool) -> None:
         classifier = self.classifier()
-        packet = command(make_query(text.encode(), attributes=False))
-        if not fast or classifier.classify_fast(packet.data) is NOT_FAST:
-            classifier.classify(packet)
-        assert classifier.updates_alike == alike
-        assert (classifier.classify(self.execution())[1] is self.PREPARED) == alike
+        relay(classifier, b"\x03" + text)
+        assert classifier.proven_rights.holds(TABLE, fenced=False) == kept
 
-    def test_a_reset_makes_the_session_like_others_again(self) -> None:
+    def test_a_proof_is_forgotten_by_a_reset(self) -> None:
         classifier = self.classifier()
-        reset, setting = command(bytes([RESET])), command(make_query(b"SET timestamp = 1", attributes=False))
-        alike = []
-        for commands in ((setting, reset), (reset, setting)):
-            for sent in commands:
-                classifier.classify(sent)
-                alike.append(classifier.updates_alike)
-            classifier.command_answered(Outcome(RESET, None, True, 2))
-            alike.append(classifier.updates_alike)
-        assert alike == [False, False, True, True, False, False]
+        classifier.command_answered(Outcome(RESET, None, True, 0))
+        assert not classifier.proven_rights
+
+    def test_a_proof_is_of_one_table_and_one_form(self) -> None:
+        proven = self.classifier().proven_rights
+        assert not proven.holds(TABLE, fenced=True)
+        assert not proven.holds(TableId("shop", "others"), fenced=False)
 
     @pytest.mark.parametrize(
-        ("text", "shows"),
+        ("texts", "locked"),
         [
-            ("SELECT 1", False),
-            ("BEGIN", False),
-            ("STREAM * FROM orders", False),
-            ("ACK FROM orders WHERE id = 1", False),
-            ("SELECT ROW_COUNT()", True),
-            ("select found_rows()", True),
-            ("SHOW WARNINGS", True),
-            ("GET DIAGNOSTICS @n = ROW_COUNT", True),
-            ("SELECT f()", True),
-            ("CALL p()", True),
-            ("SELECT * FROM v", True),
-            ("ACK FROM orders WHERE id = 1; SELECT 1", True),
+            ([b"LOCK TABLES orders WRITE"], True),
+            ([b"lock /* */ tables orders read", b"SELECT 1"], True),
+            ([b"LOCK TABLES orders WRITE", b"UNLOCK TABLES"], False),
+            ([b"SELECT 'LOCK TABLES'"], False),
         ],
     )
-    def test_what_may_show_the_last_statement_is_recognised(self, text: str, *, shows: bool) -> None:
-        packet = command(make_query(text.encode(), attributes=False))
-        assert self.classifier().shows_counts(packet) == shows
-        assert self.classifier().shows_counts(packet._replace(whole=False))
-
-    def test_executions_show_it_unless_they_are_queue_statements(self) -> None:
+    def test_locked_tables_are_noticed(self, texts: list[bytes], *, locked: bool) -> None:
         classifier = self.classifier()
-        assert not classifier.shows_counts(self.execution())
-        classifier.prepared.clear()
-        assert classifier.shows_counts(self.execution())
-        assert classifier.shows_counts(command(bytes([PREPARE]) + b"SELECT 1"))
-        assert not classifier.shows_counts(command(bytes([CLOSE]) + bytes(4)))
+        for text in texts:
+            relay(classifier, b"\x03" + text)
+        assert classifier.has_locked_tables == locked
+        classifier.classify(command(bytes([RESET])))
+        assert not classifier.has_locked_tables
 
-    def test_a_session_that_reads_gtids_is_not_gathered_from_any_more(self) -> None:
-        classifier = self.classifier()
-        assert classifier.shows_counts(command(make_query(b"SELECT @@last_gtid", attributes=False)))
-        assert not classifier.updates_alike
+
+def test_a_proof_holds_for_its_time() -> None:
+    now = [5.0]
+    proven = ProvenRights(4.0, lambda: now[0])
+    begun_s = proven.begin()
+    now[0] = 6.0
+    proven.remember(TABLE, fenced=False, begun_s=begun_s)
+    held = []
+    for now[0] in (6.0, 8.9, 9.0):
+        held.append(proven.holds(TABLE, fenced=False))
+    assert held == [True, True, False]
+
+
+def test_of_very_many_tables_the_proofs_are_forgotten() -> None:
+    proven = ProvenRights(4.0)
+    for number in range(TABLES_MAX + 1):
+        proven.remember(TableId("shop", f"t{number}"), fenced=False, begun_s=proven.begin())
+    assert [proven.holds(TableId("shop", f"t{number}"), fenced=False) for number in (0, TABLES_MAX)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("payload", "kept"),
+    [
+        (b"\x03BEGIN", True),
+        (b"\x03 start transaction ;", True),
+        (b"\x03Commit", True),
+        (b"\x03ROLLBACK", True),
+        (bytes([int(Commands.COM_PING)]), True),
+        (b"\x03COMMIT AND CHAIN", False),
+        (b"\x03BEGIN; SET NAMES gbk", False),
+        (b"\x03SELECT 1", False),
+        (bytes([RESET]), False),
+    ],
+)
+def test_the_context_is_kept_by_what_frames_transactions(payload: bytes, *, kept: bool) -> None:
+    assert CommandClassifier(RIGHTS_S).keeps_context(frame(payload, 0)) == kept

@@ -24,6 +24,7 @@ from sqlrewrite.ack import parse_settle
 from sqlrewrite.classify import TransactionEnd, Verb
 
 M = TableId("shop", "m")
+SESSION = 7
 
 
 class Engineer:
@@ -38,7 +39,10 @@ class Engineer:
     def schema_changed(self, name: str | None = None) -> None:
         self.notices.append(("schema", name))
 
-    def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
+    def acknowledged(
+        self, table: TableId, values: Iterable[object] | None, *, certain: bool, holder: int | None
+    ) -> None:
+        assert holder == SESSION
         self.notices.append(("acked", None if values is None else list(values), certain))
 
     def transaction_ended(self, holder: int, *, failed: bool) -> None:
@@ -72,7 +76,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def notices(engineer: Engineer, clock: Clock) -> CommitNotices:
-    return CommitNotices(cast(Engine, engineer), clock)
+    return CommitNotices(cast(Engine, engineer), SESSION, clock)
 
 
 def done(
@@ -191,8 +195,7 @@ def test_numbers_are_distinguished_from_strings_and_a_list_of_both_is_never_cert
     text: bytes, values: list[object] | None, certain: bool
 ) -> None:
     statement = parse_settle(text)
-    assert settled(statement, M, may_be_hidden=False) == Settled(Verb.ACK, M, values, certain)
-    assert not settled(statement, M, may_be_hidden=True).certain
+    assert settled(statement, M) == Settled(Verb.ACK, M, values, certain)
 
 
 def test_an_ack_that_affected_nothing_tells_nothing(notices: CommitNotices, engineer: Engineer) -> None:

@@ -67,12 +67,12 @@ def test_a_payload_that_is_cut_anywhere_names_none_and_raises_nothing() -> None:
 def test_only_with_tracing_an_insert_is_read_for_it(*, attributes: bool) -> None:
     payload = query(INSERT, {"traceparent": CONTEXT}) if attributes else query(f"{INSERT} {COMMENT}")
     for traces, expected in ((False, None), (True, CONTEXT)):
-        classifier = CommandClassifier(traces=traces)
+        classifier = CommandClassifier(4.0, traces=traces)
         classifier.logged_in(int(Capabilities.CLIENT_QUERY_ATTRIBUTES) if attributes else 0)
         assert classifier.classify_fast(frame(payload, 0)) == Touched("m", inserts=True, trace=expected)
 
 
 def test_an_update_and_a_select_have_none() -> None:
-    classifier = CommandClassifier(traces=True)
+    classifier = CommandClassifier(4.0, traces=True)
     assert classifier.classify_fast(frame(query(f"SELECT 1 {COMMENT}"), 0)) is None
     assert classifier.classify_fast(frame(query(f"UPDATE m SET a = 1 {COMMENT}"), 0)) == Touched("m")
