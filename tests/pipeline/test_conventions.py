@@ -88,7 +88,7 @@ def test_progress_has_the_queues_name_and_how_many_are_ready(
 def test_the_recipe_of_effects_that_happen_once(
     source: Callable[..., DataFrame], endpoint: Endpoint, connection: Any, tmp_path: Path
 ) -> None:
-    create_queue(connection, "m", "region VARCHAR(20)")
+    run(connection, "CREATE QUEUE m (region VARCHAR(20))")
     run(connection, "INSERT INTO m (region) VALUES ('eu'), ('eu'), ('us'), ('eu')")
     run(connection, "CREATE TABLE applied (query VARCHAR(20) PRIMARY KEY, batch BIGINT NOT NULL)")
     run(connection, "CREATE TABLE totals (region VARCHAR(20) PRIMARY KEY, count BIGINT NOT NULL)")
