@@ -9,14 +9,18 @@
 | `/health`  | 200 if the proxy accepts clients and reaches a server; else 503 with the reason |
 | `/metrics` | the Prometheus text format (proxy.server.metrics); `?counted=no`: no count in the database |
 
-proxy.server.access has who may read what.
+proxy.server.access has who may read what. The event loop reads values, of many queues in steps. What
+is made of them, the history included, is made on threads.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiohttp import web
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from engine.model import TableId
@@ -174,8 +178,8 @@ class Admin:
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        families = self._sources.collected(counted=request.query.get("counted") != "no")
-        self._history.view(families, asyncio.get_running_loop().time())
+        families = await self._sources.collected(counted=request.query.get("counted") != "no")
+        await self._view(families)
         return web.Response(body=await exposition(families), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     # The pages. With `part=content`, the answer is the part that the script replaces.
@@ -189,18 +193,19 @@ class Admin:
         name = _table(request)
         overview, streams = await self._overview(), self._sources.streams()
         inspected = await self._sources.inspect(Question(name))
-        content = queue_page.queue_content(overview, inspected, streams, name, show_payload=self._show_payload)
-        return _answer(request, f"ackstream: {name}", content, queue_page.search_form(name))
+        content = partial(queue_page.queue_content, overview, inspected, streams, name, show_payload=self._show_payload)
+        return await _answer(request, f"ackstream: {name}", content, queue_page.search_form(name))
 
     async def _message(self, request: web.Request) -> web.Response:
         name, number = _table(request), request.query.get("id", "")[:ID_MAX]
-        content = queue_page.message_content(await self._sources.inspect(Question(name, number)), name, number)
-        return _answer(request, f"ackstream: message of {name}", content, queue_page.search_form(name))
+        inspected = await self._sources.inspect(Question(name, number))
+        content = partial(queue_page.message_content, inspected, name, number)
+        return await _answer(request, f"ackstream: message of {name}", content, queue_page.search_form(name))
 
     async def _proxies(self, request: web.Request) -> web.Response:
         inspected = await self._sources.inspect(PROXIES)
-        content = queue_page.proxies_content(await self._overview(), inspected, self._sources.streams())
-        return _answer(request, "ackstream: proxies", content)
+        content = partial(queue_page.proxies_content, await self._overview(), inspected, self._sources.streams())
+        return await _answer(request, "ackstream: proxies", content)
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -208,7 +213,10 @@ class Admin:
         return web.Response(text=markup.asset(name), content_type=kind, headers=PAGE_HEADERS)
 
     async def _overview(self) -> Overview:
-        return self._history.view(self._sources.collected(counted=True), asyncio.get_running_loop().time())
+        return await self._view(await self._sources.collected(counted=True))
+
+    async def _view(self, families: Sequence[Metric]) -> Overview:
+        return await asyncio.to_thread(self._history.view, families, asyncio.get_running_loop().time())
 
 
 def _table(request: web.Request) -> TableId:
@@ -219,7 +227,8 @@ def _is_part(request: web.Request) -> bool:
     return request.query.get("part") == "content"
 
 
-def _answer(request: web.Request, title: str, content: str, before: str = "") -> web.Response:
+async def _answer(request: web.Request, title: str, render: Callable[[], str], before: str = "") -> web.Response:
+    content = await asyncio.to_thread(render)
     return _html(content if _is_part(request) else markup.document(title, content, before))
 
 

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from engine.binlog.supervisor import Following
 from engine.store.reach import Reach
 from proxy import __version__
+from proxy.server import queue_metrics
 from proxy.server.depths import Depths
 from proxy.server.listener import Proxy
 from proxy.server.loop_lag import LoopLag
@@ -37,8 +38,8 @@ class Families(Collector):
 
 
 async def exposition(families: Iterable[Metric]) -> bytes:
-    """The families in Prometheus's text format. With many queues that takes a tenth of a second, so
-    it is written on a thread."""
+    """The families in Prometheus's text format, written on a thread: with many queues that takes a
+    tenth of a second."""
     registry = CollectorRegistry()
     registry.register(Families(families))
     return await asyncio.to_thread(generate_latest, registry)
@@ -60,12 +61,14 @@ class ProcessMetrics(Collector):
         """Begin to measure the running event loop."""
         self._lag.start(asyncio.get_running_loop())
 
-    def families(self, *, counted: bool) -> list[Metric]:
+    async def families(self, *, counted: bool) -> list[Metric]:
         """The present values. With `counted`, the messages in the database are counted for a while
         from now on."""
         if counted:
             self.depths.request()
-        return list(self.registry.collect())
+        readings = await self._queues.read(self._proxy.engine.runners(), self.depths.counts)
+        whole = list(self.registry.collect())  # After its parts: no total of the proxy is behind their sum.
+        return [*whole, *await asyncio.to_thread(queue_metrics.families, readings, self._now_s())]
 
     async def stop(self) -> None:
         """Measure no more."""
@@ -73,12 +76,11 @@ class ProcessMetrics(Collector):
         await self.depths.close()
 
     def collect(self) -> Iterable[Metric]:
-        """The present values."""
+        """The present values of the process as a whole."""
         yield from self._connections()
         yield from self._traffic()
         yield from self._counters()
         yield from self._durations()
-        yield from self._queues.collect(self._proxy.engine.runners(), self.depths.counts, self._now_s())
         if (ended_s := self.depths.round_ended_s) is not None:
             text = "Time since the messages of all queues were counted in the database"
             yield GaugeMetricFamily("ackstream_queues_counted_age_seconds", text, self._now_s() - ended_s)

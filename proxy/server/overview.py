@@ -4,6 +4,7 @@ during the last hour."""
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -98,9 +99,10 @@ class Overview:
 
 
 class History:
-    """The samples of the last hour."""
+    """The samples of the last hour. Thread-safe."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all that follows
         self._samples: dict[Name, deque[Sample]] = {}
         self._buckets: dict[Name, tuple[Buckets, Buckets]] = {}
         """Of the last sample."""
@@ -109,6 +111,11 @@ class History:
     def view(self, families: Iterable[Metric], now_s: float) -> Overview:
         """The present state, which becomes a sample if the last one is old enough."""
         queues, proxy = _read(families)
+        with self._lock:
+            self._add_past(queues, now_s)
+        return Overview(tuple(queues[name] for name in sorted(queues)), proxy)
+
+    def _add_past(self, queues: Mapping[Name, QueueState], now_s: float) -> None:
         if now_s >= self._sampled_s + SAMPLE_S:
             self._sampled_s = now_s
             self._take(queues, now_s)
@@ -121,7 +128,6 @@ class History:
                 past_s = last.at_s - before.at_s
                 queue.enqueued_per_s = max(0.0, last.enqueued - before.enqueued) / past_s
                 queue.acknowledged_per_s = max(0.0, last.acknowledged - before.acknowledged) / past_s
-        return Overview(tuple(queues[name] for name in sorted(queues)), proxy)
 
     def _take(self, queues: Mapping[Name, QueueState], now_s: float) -> None:
         self._samples = {name: samples for name, samples in self._samples.items() if name in queues}

@@ -2,12 +2,16 @@
 
 The labels `db` and `queue` have at most QUEUES_MAX values. The counts of further queues are added up
 under empty labels. A queue keeps its labels as long as the process runs, so no sum goes back.
+
+The values of queues are read on the event loop, a few queues in each of its turns. What is made of
+them needs the event loop no more. The values of one queue are of the same moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -20,6 +24,9 @@ from proxy.server.holding import REASONS, reasons
 
 QUEUES_MAX = 1_000
 """Queues with labels of their own: about forty series each."""
+
+QUEUES_OF_A_STEP = 32
+"""Queues whose values are read in one turn of the event loop: about a millisecond."""
 
 OTHERS = TableId("", "")
 """The labels of all further queues."""
@@ -42,7 +49,7 @@ HISTOGRAMS = (
     ("work", "acknowledge_delay", "Time from a delivery to its acknowledgement"),
 )
 
-COUNTED: Sequence[tuple[str, str, Callable[[CountedQueue, float], float]]] = (
+COUNTED: Iterable[tuple[str, str, Callable[[CountedQueue, float], float]]] = (
     ("ready", "Messages that are due, by a count in the database", lambda one, _: one.depth.ready),
     ("scheduled", "Messages that come due later, by a count in the database", lambda one, _: one.depth.scheduled),
     ("leased", "Messages in flight at any proxy, by a count in the database", lambda one, _: one.depth.in_flight),
@@ -55,32 +62,56 @@ COUNTED: Sequence[tuple[str, str, Callable[[CountedQueue, float], float]]] = (
 )
 
 
+@dataclass(slots=True)
+class Reading:
+    """The values of a queue, or of all further ones, at one moment."""
+
+    measures: Measures = field(default_factory=Measures)
+    """A copy."""
+    in_flight: int = 0
+    read_ahead: int = 0
+    subscribers: int = 0
+    reasons: tuple[str, ...] = ()
+    """What holds its messages back."""
+    counted: CountedQueue | None = None
+    """The last count in the database, if there is one."""
+    dead: CountedQueue | None = None
+    """The same of its dead-letter table."""
+
+    def add(self, dispatcher: Dispatcher) -> None:
+        """Add the numbers of a queue."""
+        _add(self.measures, dispatcher.parts.measures)
+        self.in_flight += dispatcher.in_flight
+        self.read_ahead += dispatcher.ready
+        self.subscribers += len(dispatcher.subscribers)
+
+
+Readings = Mapping[TableId, Reading]
+
+
 class QueueMetrics:
-    """Makes the metric families of queues."""
+    """Reads the values of queues by their labels."""
 
     def __init__(self) -> None:
         self._labelled: set[TableId] = set()
 
-    def collect(
-        self,
-        runners: Iterable[tuple[QueueTable, Dispatcher]],
-        counts: Mapping[TableId, CountedQueue],
-        now_s: float,
-    ) -> Iterable[Metric]:
-        """The present values. `counts`: the last counts in the database. `now_s`: the event loop's
-        time."""
-        queues: dict[TableId, tuple[list[Dispatcher], Measures]] = {}
-        tables: dict[TableId, QueueTable] = {}
-        for queue, dispatcher in runners:
+    async def read(
+        self, runners: Iterable[tuple[QueueTable, Dispatcher]], counts: Mapping[TableId, CountedQueue]
+    ) -> Readings:
+        """The present values, with turns of the event loop in between. `counts`: the last counts in the
+        database."""
+        readings: dict[TableId, Reading] = {}
+        for number, (queue, dispatcher) in enumerate(runners):
+            if number and number % QUEUES_OF_A_STEP == 0:
+                await asyncio.sleep(0)
             name = self._label(queue.id)
-            dispatchers, total = queues.setdefault(name, ([], Measures()))
-            dispatchers.append(dispatcher)
-            _add(total, dispatcher.parts.measures)
+            reading = readings.setdefault(name, Reading())
+            reading.add(dispatcher)
             if name != OTHERS:
-                tables[name] = queue
-        yield from _counters(queues)
-        yield from _gauges(queues)
-        yield from _counted(tables, counts, now_s)
+                reading.reasons = reasons(dispatcher)
+                reading.counted = counts.get(name)
+                reading.dead = None if queue.dead_letter is None else counts.get(queue.dead_letter)
+        return readings
 
     def _label(self, table: TableId) -> TableId:
         if table not in self._labelled:
@@ -91,66 +122,65 @@ class QueueMetrics:
 
 
 def _add(total: Measures, measures: Measures) -> None:
-    for field in fields(Measures):
-        value = getattr(measures, field.name)
+    for measure in fields(Measures):
+        value = getattr(measures, measure.name)
         if isinstance(value, Durations):
-            getattr(total, field.name).add_all(value)
+            getattr(total, measure.name).add_all(value)
         elif isinstance(value, int):
-            setattr(total, field.name, getattr(total, field.name) + value)
+            setattr(total, measure.name, getattr(total, measure.name) + value)
 
 
-Queues = Mapping[TableId, tuple[Sequence[Dispatcher], Measures]]
+def families(readings: Readings, now_s: float) -> list[Metric]:
+    """The metric families of these values. `now_s`: the event loop's time."""
+    return [*_counters(readings), *_gauges(readings), *_counted(readings, now_s)]
 
 
-def _counters(queues: Queues) -> Iterable[Metric]:
+def _counters(readings: Readings) -> Iterable[Metric]:
     for name, text in COUNTERS:
         counter = CounterMetricFamily(f"ackstream_queue_{name}", text, labels=LABELS)
-        for table, (_, measures) in queues.items():
-            counter.add_metric([table.db, table.name], getattr(measures, name))
+        for table, reading in readings.items():
+            counter.add_metric([table.db, table.name], getattr(reading.measures, name))
         yield counter
-    for field, name, text in HISTOGRAMS:
+    for measure, name, text in HISTOGRAMS:
         histogram = HistogramMetricFamily(f"ackstream_queue_{name}_seconds", text, labels=LABELS)
-        for table, (_, measures) in queues.items():
-            durations: Durations = getattr(measures, field)
+        for table, reading in readings.items():
+            durations: Durations = getattr(reading.measures, measure)
             if durations.total:  # Idle queues would add most of the series.
                 add_durations(histogram, [table.db, table.name], durations)
         yield histogram
 
 
-def _gauges(queues: Queues) -> Iterable[Metric]:
-    for name, text, value in (
-        ("in_flight", "Messages delivered by this proxy and not over", lambda one: one.in_flight),
-        ("read_ahead", "Due messages whose keys were read ahead", lambda one: one.ready),
-        ("subscribers", "Running streams", lambda one: len(one.subscribers)),
+def _gauges(readings: Readings) -> Iterable[Metric]:
+    for name, text in (
+        ("in_flight", "Messages delivered by this proxy and not over"),
+        ("read_ahead", "Due messages whose keys were read ahead"),
+        ("subscribers", "Running streams"),
     ):
         gauge = GaugeMetricFamily(f"ackstream_{name}", text, labels=LABELS)
-        for table, (dispatchers, _) in queues.items():
-            gauge.add_metric([table.db, table.name], sum(map(value, dispatchers)))
+        for table, reading in readings.items():
+            gauge.add_metric([table.db, table.name], getattr(reading, name))
         yield gauge
     text = f"1 while this reason holds messages of the queue back: {', '.join(REASONS)}"
     held_back = GaugeMetricFamily("ackstream_queue_held_back", text, labels=[*LABELS, "reason"])
-    for table, (dispatchers, _) in queues.items():
+    for table, reading in readings.items():
         if table != OTHERS:
-            holding = reasons(dispatchers[0])
             for reason in REASONS:
-                held_back.add_metric([table.db, table.name, reason], reason in holding)
+                held_back.add_metric([table.db, table.name, reason], reason in reading.reasons)
     yield held_back
 
 
-def _counted(
-    tables: Mapping[TableId, QueueTable], counts: Mapping[TableId, CountedQueue], now_s: float
-) -> list[Metric]:
+def _counted(readings: Readings, now_s: float) -> list[Metric]:
     """What was counted in the database: the same at every proxy."""
-    counted = {table: counts[table] for table in tables if table in counts}
-    families: list[Metric] = []
+    counted = {table: reading.counted for table, reading in readings.items() if reading.counted is not None}
+    made: list[Metric] = []
     for name, text, value in COUNTED:
         gauge = GaugeMetricFamily(f"ackstream_queue_{name}", text, labels=LABELS)
         for table, one in counted.items():
             gauge.add_metric([table.db, table.name], value(one, now_s))
-        families.append(gauge)
+        made.append(gauge)
     dead = GaugeMetricFamily("ackstream_queue_dead", "Messages in the dead-letter table of the queue", labels=LABELS)
     for table in counted:
-        if (place := tables[table].dead_letter) is not None and (there := counts.get(place)) is not None:
+        if (there := readings[table].dead) is not None:
             held = there.depth.ready + there.depth.scheduled + there.depth.in_flight
             dead.add_metric([table.db, table.name], held)
     text = "Messages enqueued since this proxy began to count, by the growth of the newest id"
@@ -158,7 +188,7 @@ def _counted(
     for table, one in counted.items():
         if one.enqueued is not None:
             enqueued.add_metric([table.db, table.name], one.enqueued)
-    return [*families, dead, enqueued]
+    return [*made, dead, enqueued]
 
 
 def add_durations(family: HistogramMetricFamily, labels: list[str], durations: Durations) -> None:

@@ -16,7 +16,7 @@ from proxy.statements.show import RunningStream, running_stream
 class Metrics(Protocol):
     """The source of all metrics."""
 
-    def __call__(self, *, counted: bool) -> list[Metric]:
+    async def __call__(self, *, counted: bool) -> list[Metric]:
         """The present values. `counted`: whether they are to contain what is counted in the
         database."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from prometheus_client.core import Metric
@@ -53,16 +55,29 @@ def samples(families: Iterable[Metric], name: str) -> dict[tuple[str, ...], floa
     }
 
 
+def collected(
+    metrics: QueueMetrics,
+    queues: Iterable[tuple[QueueTable, Dispatcher]],
+    counts: Mapping[TableId, CountedQueue] = MappingProxyType({}),
+    now_s: float = 0.0,
+) -> list[Metric]:
+    return queue_metrics.families(asyncio.run(metrics.read(queues, counts)), now_s)
+
+
+def process_metrics(engine: Engine, tmp_path: Path) -> ProcessMetrics:
+    settings = load({"data_dir": tmp_path, "tls": False}, None)
+    return ProcessMetrics(Proxy(engine, settings, Route(None), Tls.of(settings)), Reach())
+
+
 async def all_families(tmp_path: Path) -> list[Metric]:
     store = MemoryStore(now_ns=10**18)
     store.add_table(queue_table())
     engine = Engine(store, EngineSettings())
     await engine.start()
-    settings = load({"data_dir": tmp_path, "tls": False}, None)
-    metrics = ProcessMetrics(Proxy(engine, settings, Route(None), Tls.of(settings)), Reach())
+    metrics = process_metrics(engine, tmp_path)
     metrics.depths.round_ended_s = 0.0
     try:
-        families = metrics.families(counted=True)
+        families = await metrics.families(counted=True)
         return [*families, *BinlogMetrics(Following()).collect()]
     finally:
         await metrics.stop()
@@ -95,7 +110,7 @@ def test_names_follow_the_conventions(tmp_path: Path) -> None:
 
 
 def test_the_exposition_is_the_text_format() -> None:
-    text = asyncio.run(exposition(QueueMetrics().collect([queue("m")], {}, 0.0))).decode()
+    text = asyncio.run(exposition(collected(QueueMetrics(), [queue("m")]))).decode()
     assert "# HELP ackstream_queue_delivered_total" in text
     assert 'ackstream_queue_delivered_total{db="shop",queue="m"} 0.0\n' in text
 
@@ -105,17 +120,64 @@ def test_queues_beyond_the_bound_share_one_label_and_no_sum_goes_back(monkeypatc
     metrics, queues = QueueMetrics(), [queue(name) for name in "abcd"]
     for at, (_, dispatcher) in enumerate(queues):
         dispatcher.parts.measures.delivered = 10**at
-    found = samples(metrics.collect(queues, {}, 0.0), "queue_delivered_total")
+    found = samples(collected(metrics, queues), "queue_delivered_total")
     assert found == {("shop", "a"): 1, ("shop", "b"): 10, ("", ""): 1100}
     # A queue of its own label was dropped: nobody takes its label.
-    found = samples(metrics.collect(queues[1:], {}, 0.0), "queue_delivered_total")
+    found = samples(collected(metrics, queues[1:]), "queue_delivered_total")
     assert found == {("shop", "b"): 10, (OTHERS.db, OTHERS.name): 1100}
+
+
+def test_the_event_loop_turns_between_two_groups_of_queues() -> None:
+    order: list[str] = []
+
+    def runners() -> Iterator[tuple[QueueTable, Dispatcher]]:
+        for number in range(600):
+            order.append("queue")
+            yield queue(f"q{number}")
+
+    async def read() -> None:
+        loop = asyncio.get_running_loop()
+
+        def turn() -> None:
+            order.append("turn")
+            loop.call_soon(turn)
+
+        turn()
+        assert len(await QueueMetrics().read(runners(), {})) == 600
+
+    asyncio.run(read())
+    groups = [len(list(same)) for what, same in groupby(order) if what == "queue"]
+    assert sum(groups) == 600
+    # The next queue is taken from `runners` before the turn.
+    assert max(groups) <= queue_metrics.QUEUES_OF_A_STEP + 1
+
+
+def test_no_total_of_the_proxy_is_behind_the_sum_of_its_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queues = [queue(f"q{number}") for number in range(600)]
+
+    async def collect() -> list[Metric]:
+        engine = Engine(MemoryStore(now_ns=10**18), EngineSettings())
+        monkeypatch.setattr(engine, "runners", lambda: queues)
+        loop = asyncio.get_running_loop()
+
+        def deliver() -> None:
+            for _, dispatcher in queues:
+                dispatcher.parts.measures.delivered += 1
+            engine.counters.delivered += len(queues)
+            loop.call_soon(deliver)
+
+        deliver()
+        return await process_metrics(engine, tmp_path).families(counted=False)
+
+    families = asyncio.run(collect())
+    (total,) = samples(families, "delivered_total").values()
+    assert 600 < sum(samples(families, "queue_delivered_total").values()) <= total
 
 
 def test_what_was_counted_in_the_database_ages_until_the_next_count() -> None:
     table, dispatcher = queue("m")
     counts = {table.id: CountedQueue(Depth(ready=3, oldest_ready_s=5.0), 7, counted_s=100.0)}
-    families = list(QueueMetrics().collect([(table, dispatcher)], counts, 102.0))
+    families = collected(QueueMetrics(), [(table, dispatcher)], counts, 102.0)
     assert samples(families, "queue_ready") == {("shop", "m"): 3}
     assert samples(families, "queue_oldest_ready_age_seconds") == {("shop", "m"): 7.0}
     assert samples(families, "queue_enqueued_total") == {("shop", "m"): 7}
@@ -124,10 +186,10 @@ def test_what_was_counted_in_the_database_ages_until_the_next_count() -> None:
 
 def test_an_idle_queue_has_no_histogram() -> None:
     table, dispatcher = queue("m")
-    families = list(QueueMetrics().collect([(table, dispatcher)], {}, 0.0))
+    families = collected(QueueMetrics(), [(table, dispatcher)])
     assert samples(families, "queue_pickup_delay_seconds_bucket") == {}
     dispatcher.parts.measures.pickup.add(2 * NS_PER_S)
-    buckets = samples(QueueMetrics().collect([(table, dispatcher)], {}, 0.0), "queue_pickup_delay_seconds_bucket")
+    buckets = samples(collected(QueueMetrics(), [(table, dispatcher)]), "queue_pickup_delay_seconds_bucket")
     assert buckets["shop", "m", "1.0"] == 0
     assert buckets["shop", "m", "5.0"] == buckets["shop", "m", "+Inf"] == 1
 
