@@ -26,7 +26,7 @@ ask() { # prints the rows of the statements
 }
 
 acknowledge() {
-	echo "acknowledged $1, $2: $(ask "ACK FROM orders WHERE id = $1; SELECT ROW_COUNT()")"
+	echo "acknowledged $1, $2: $(ask "BEGIN; ACK FROM orders WHERE id = $1; SELECT ROW_COUNT(); COMMIT")"
 }
 
 # Enqueueing is an INSERT in a transaction of your own.

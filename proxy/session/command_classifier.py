@@ -102,6 +102,8 @@ use it up when they are forwarded."""
 SELECTS: Final = (b"SEL", b"sel")
 """How most statements begin that neither lock tables nor change settings."""
 NOTED_WORD: Final = bytes_pattern(rf"{GAP}(SET|LOCK|UNLOCK){WORD_END}")
+ACKS_OF: Final = bytes_pattern(rf"{GAP}SET{GAP}@ackstream_acks{GAP}:?={GAP}'(SESSION|ENGINE)'{GAP}(?>(?:;{GAP})?)\Z")
+"""The session's option: who carries its ACKs out."""
 
 FRAMING: Final = bytes_pattern(rf"{GAP}(?:BEGIN|START{GAP}TRANSACTION|COMMIT|ROLLBACK){GAP}(?>(?:;{GAP})?)\Z")
 """How drivers begin and end transactions."""
@@ -153,6 +155,9 @@ class CommandClassifier:
         self.proven_rights = ProvenRights(rights_max_age_s)
         self.has_locked_tables = False
         """Whether LOCK TABLES may be in effect. It is recognised as text that stands alone."""
+        self.keeps_acks = False
+        """Whether the session's ACKs are to be its own statements: the client has set @ackstream_acks to
+        'session'."""
         self._classified = NONE_CLASSIFIED
         """The last queue statement that the fast path has left to `classify`, and its head."""
         self._db_may_change = False
@@ -278,7 +283,7 @@ class CommandClassifier:
         self._classified = NONE_CLASSIFIED
         self.next_transaction_is_set &= command.byte not in FORGETTING
         if command.byte in FORGETTING:
-            self.has_locked_tables = False
+            self.has_locked_tables = self.keeps_acks = False
         switch = command.payload[1:] if command.byte == Commands.COM_SET_OPTION else None
         if switch in (MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF):
             self._multi_statements = switch == MULTI_STATEMENTS_ON
@@ -329,6 +334,8 @@ class CommandClassifier:
         word = match[1].upper()
         if word == b"SET":
             self.proven_rights.forget()
+            if (acks_of := ACKS_OF.match(text)) is not None:
+                self.keeps_acks = acks_of[1].upper() == b"SESSION"
         else:
             self.has_locked_tables = word == b"LOCK"
 

@@ -10,9 +10,9 @@ Before the engine acts for a session, the session proves that it may: it runs th
 rows, on the queue and not on a temporary table. The proof holds for `rights_max_age_s`. What the engine has not
 done, because a row or the table was locked, or a server is not there, is forwarded.
 
-An ACK is forwarded if something in the session could show the difference, or the table could: in a
-transaction, behind LOCK TABLES or SET TRANSACTION, where the server's answers show transaction numbers, and
-where a trigger or a computed column depends on who runs it.
+An ACK is forwarded if something in the session could show the difference, or the table could: if the
+client wants that (`@ackstream_acks`), in a transaction, behind LOCK TABLES or SET TRANSACTION, where the
+server's answers show transaction numbers, and where a trigger or a computed column depends on who runs it.
 
 A prepared one is prepared on the server as its UPDATE, so most executions of NACK and EXTEND are relayed and
 never come here.
@@ -187,6 +187,7 @@ class Acknowledgement:
         classifier, values = session.classifier, request.pending.values
         return (
             self._gather
+            and not classifier.keeps_acks
             and request.statement.verb is Verb.ACK
             and values is not None
             and request.pending.certain

@@ -156,13 +156,13 @@ def test_an_error_rolls_the_effect_back_and_the_message_comes_again(start, proxy
 
 
 def test_a_message_that_takes_longer_than_its_wait_is_kept(start, proxy, database, tables) -> None:
-    run(tables, "ALTER QUEUE jobs ACK_WAIT = 1")
+    run(tables, "ALTER QUEUE jobs ACK_WAIT = 4")
     enqueue(tables, "gate")
     with gate(proxy, database, "gate"):
-        start(proxy, ack_wait_s=1)
+        start(proxy, ack_wait_s=4)
         eventually(lambda: working(tables, "gate"), timeout_s=20)
         ((first,),) = rows(tables, "SELECT time_next FROM jobs")
-        eventually(lambda: rows(tables, f"SELECT 1 FROM jobs WHERE time_next > {first} + 2500000000"), timeout_s=20)
+        eventually(lambda: rows(tables, f"SELECT 1 FROM jobs WHERE time_next > {first} + 2500000000"), timeout_s=30)
     eventually(lambda: outcome(tables) == (["gate"], 0), timeout_s=20)
     assert rows(tables, "SELECT epoch FROM jobs") == [(1,)]
 

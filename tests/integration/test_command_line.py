@@ -72,7 +72,7 @@ def test_a_batch_client_gets_a_bounded_stream_as_a_result(proxy, database, serve
         enqueue(connection, "m", "ab")
     argv = [*client_program(server_name), "-h", proxy.host, "-P", str(proxy.port), "-uroot", "--batch", database]
     done = subprocess.run(
-        [*argv, "-e", "STREAM * FROM m WAIT 5; ACK FROM m WHERE id = 1; SELECT ROW_COUNT()"],
+        [*argv, "-e", "STREAM * FROM m WAIT 5; BEGIN; ACK FROM m WHERE id = 1; SELECT ROW_COUNT(); COMMIT"],
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert done.stdout == "id\tpayload\n1\ta\n2\tb\nROW_COUNT()\n1\n", done.stderr

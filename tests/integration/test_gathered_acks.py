@@ -239,6 +239,17 @@ def test_a_session_does_not_notice_its_acks(acks: Acks) -> None:
     assert not {b"1"} & {value(client, "SELECT ROW_COUNT()") for client in acks.clients}
 
 
+def test_a_session_may_want_its_acks_to_be_its_own_statements(acks: Acks) -> None:
+    """A script of the mysql command line that looks at ROW_COUNT(), for instance."""
+    for client in acks.clients:
+        assert client.query("SET @ackstream_acks = 'session'")[-1].payload[0] != ERR
+    acks.never_gathered()
+    assert {value(client, "SELECT ROW_COUNT()") for client in acks.clients} == {b"1"}
+    for client in acks.clients:
+        client.query("set @ackstream_acks := 'engine';")
+    acks.until_gathered([1] * CLIENTS, simple)
+
+
 FORWARDED = ["BEGIN", "SET autocommit = 0", "LOCK TABLES m WRITE"]
 
 
