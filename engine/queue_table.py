@@ -57,8 +57,8 @@ class Policy:
     """The column by which producers delay messages, as the comment spells it; None: there is none."""
     max_attempts: int = 0
     """Deliveries until a message is dead; 0: it never is."""
-    dead_letter: str | None = None
-    """The dead-letter table: its name, with or without its database."""
+    dead_letter: tuple[str | None, str] | None = None
+    """The dead-letter table: its database (None: this table's) and its name, as the comment spells them."""
     dead_letter_of: tuple[tuple[str | None, str], ...] = ()
     """The tables whose dead messages may come here: databases (None: this table's) and names."""
     max_rate: float | None = None
@@ -238,8 +238,9 @@ class QueueTable:
     kept_by_partition: bool = False
     """Whether it is partitioned by time_acked, so that partitions are dropped instead of rows
     deleted."""
-    folds_names: bool = False
-    """Whether its server treats table names that differ only in case as the same."""
+    lower_case_table_names: int = 0
+    """The setting of its server: 0 if names that differ only in case are those of different tables, 1 if
+    the server spells all of them in lower case."""
     writes_alike: bool = False
     """Whether an ACK by id, or a claim, does the same in any session, as far as the columns and constraints
     decide it, and the engine's account may carry it out and see triggers."""
@@ -283,17 +284,20 @@ class QueueTable:
 
     @property
     def dead_letter(self) -> TableId | None:
-        """The table that dead messages are moved to; None: no message is ever dead."""
+        """The table that dead messages are moved to, in the server's spelling; None: no message is ever
+        dead."""
         if not self.policy.max_attempts or self.policy.dead_letter is None:
             return None
-        db, _, name = self.policy.dead_letter.rpartition(".")
-        return TableId(db or self.id.db, name)
+        db, name = self.policy.dead_letter
+        place = TableId(db or self.id.db, name)
+        # A server with 2 keeps the spelling of who created the table.
+        return _folded(place) if self.lower_case_table_names == 1 else place
 
     def takes_dead_letters_of(self, source: TableId) -> bool:
         """Whether its comment names `source`, in the server's spelling, as a table whose dead
         messages may be moved here."""
         named = {TableId(db or self.id.db, name) for db, name in self.policy.dead_letter_of}
-        if self.folds_names:
+        if self.lower_case_table_names:
             return _folded(source) in map(_folded, named)
         return source in named
 

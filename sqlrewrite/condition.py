@@ -5,7 +5,8 @@ character set. So it is kept as canonical SQL: names in backquotes, each operati
 and constants in forms that mean the same in every session (sqlrewrite.literals). Conditions that
 differ only in how they are written are equal values, so their subscribers share one filter group.
 Two things depend on the client's session: times are in its time zone, which the engine sets, and
-text beyond ASCII that is compared with a binary column is UTF-8.
+text beyond ASCII that is compared with a binary column is UTF-8. If the client's character set is
+binary, strings are bytes.
 
 The grammar is small because the server compares each message for every subscriber: a condition must
 be cheap, and must have the same result each time. A generated column can do everything else.
@@ -288,7 +289,7 @@ class _ConditionParser:
         escape = literals.LIKE_ESCAPE if tokens.mode.like_escapes else ""
         if tokens.take("ESCAPE"):
             given = tokens.position
-            written = self._string()
+            written = self._introduced() if tokens.text.startswith("_") else self._quoted()
             if not isinstance(written, str) or len(written) != 1 or written in "%_":
                 tokens.fail_at(given, "ESCAPE takes one character in quotes, other than % and _")
             escape = written
@@ -365,9 +366,14 @@ class _ConditionParser:
 
     def _string(self) -> str | bytes | None:
         """Read a string: one, several in a row (they are joined), or one in canonical form."""
-        tokens = self._tokens
-        if tokens.text.startswith("_"):
+        if self._tokens.text.startswith("_"):
             return self._introduced()
+        text = self._quoted()
+        return text.encode() if text is not None and self._tokens.mode.strings_are_bytes else text
+
+    def _quoted(self) -> str | None:
+        """Read a string without a character set of its own, as text."""
+        tokens = self._tokens
         texts: list[str] = []
         while tokens.at_string:
             quoted = tokens.step()
@@ -395,8 +401,8 @@ class _ConditionParser:
         tokens = self._tokens
         begin = tokens.position
         kind = tokens.step().upper()
-        written = self._string()
-        literal = literals.temporal(kind, written) if isinstance(written, str) else None
+        written = self._quoted()
+        literal = literals.temporal(kind, written) if written is not None else None
         if literal is None:
             examples = "DATE '2026-12-31', TIME '23:59:59.5' or TIMESTAMP '2026-12-31 23:59:59.5'"
             tokens.fail_at(begin, f"{examples} was expected, with what there is in the calendar")

@@ -24,7 +24,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class SqlMode:
-    """The parts of a session's sql_mode that change how text is read."""
+    """The parts of a session's sql_mode and character set that change how text is read."""
 
     ansi_quotes: bool = False
     """Whether "t" is a name."""
@@ -35,6 +35,8 @@ class SqlMode:
     like_escapes: bool = True
     """Whether a backslash escapes in a LIKE pattern without ESCAPE. no_backslash_escapes ends that
     on MySQL alone."""
+    strings_are_bytes: bool = False
+    """Whether the character set is `binary`: a string is its bytes then, and has no characters."""
 
 
 PLAIN: Final = SqlMode()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
+
+_BARE: Final = re.compile(r"[0-9A-Za-z_$\u0080-\uffff-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,11 @@ def quote(name: str) -> str:
     """A name in backquotes. The proxy and the engine use engine.quoting; this package imports
     neither."""
     return f"`{name.replace('`', '``')}`"
+
+
+def spelled(name: str) -> str:
+    """The name of a table as a directive in a comment spells it: in backquotes only if need be."""
+    return name if _BARE.fullmatch(name) else quote(name)
 
 
 def unquote(written: str) -> str:

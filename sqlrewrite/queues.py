@@ -17,7 +17,7 @@ from sqlrewrite.condition import GRAMMAR, Condition, read_condition
 from sqlrewrite.definitions import read_definitions
 from sqlrewrite.errors import wrong_argument
 from sqlrewrite.lexicon import PLAIN, SqlMode
-from sqlrewrite.names import TableName
+from sqlrewrite.names import TableName, spelled
 from sqlrewrite.queue_statements import (
     BATCHES_MAX,
     CAPACITY_MAX,
@@ -76,6 +76,10 @@ _VERBS: Final = {"CREATE", "ALTER", "DROP", "PAUSE", "RESUME", "PURGE", "REDRIVE
 
 LIKENESS_LEAST: Final = 0.75
 """Of an unknown option to the one that was probably meant (difflib's measure)."""
+
+_NAMES_OF_TABLES: Final = frozenset({"DEAD_LETTER", "DEAD_LETTER_OF"})
+"""The options whose names are of tables: with or without a database, and in a comment in backquotes
+if need be. Those of other options are of columns."""
 
 BATCHES: Final = "BATCHES"
 BATCH_OPTIONS: Final[Mapping[str, str]] = {"BATCH_BY": "batch", "AFTER_BATCH": "after_batch"}
@@ -375,15 +379,18 @@ class _QueueParser:
             tokens.fail(f"a value for {option} was expected")
         if (number := self._number()) is not None:
             return number
-        if tokens.text == "(":
-            _, inner, _ = tokens.parentheses()
-            return "|".join(self._listed(part) for part, _ in tokens.split(inner))
+        if tokens.take("("):
+            names = [self._named(option)]
+            while tokens.take(","):
+                names.append(self._named(option))
+            if not tokens.take(")"):
+                tokens.fail("a comma or a closing parenthesis was expected")
+            return "|".join(names)
         if tokens.at_string:
             return tokens.string_of(tokens.token())
         if tokens.take("DEFAULT"):
             return None
-        name = self._name(f"a value for {option} was expected: a number, a name or a string")
-        return f"{name}.{self._name('a name was expected')}" if tokens.take(".") else name
+        return self._named(option)
 
     def _number(self) -> str | None:
         """Read a number, if one stands here. Returns it as text, with its sign."""
@@ -396,12 +403,19 @@ class _QueueParser:
         tokens.step_numeral()
         return sign + numeral
 
-    def _listed(self, part: Sequence[Token]) -> str:
-        """One of several names, with its database if it has one."""
+    def _named(self, option: str) -> str:
+        """Read a name, with its database if it has one. Returns it as a directive spells it."""
         tokens = self._tokens
-        if len(part) == 3 and tokens.text_of(part[1]) == ".":
-            return f"{tokens.name_of(part[0])}.{tokens.name_of(part[2])}"
-        return tokens.name_of(part[0])
+        begin = tokens.position
+        path = [self._name(f"a value for {option} was expected: a number, a name or a string")]
+        if tokens.take("."):
+            path.append(self._name("a name was expected"))
+        if option in _NAMES_OF_TABLES:
+            return ".".join(map(spelled, path))
+        name = ".".join(path)
+        if "|" in name:
+            tokens.fail_at(begin, f"{option} takes no name with |, which divides the names in a table's comment")
+        return name
 
     def _string(self) -> str:
         if not self._tokens.at_string:

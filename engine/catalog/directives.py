@@ -36,7 +36,6 @@ _WORD = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
 _BARE_NAME = r"[0-9A-Za-z_$\u0080-\uffff-]+"
 _SOURCE = re.compile(rf"(?:({_BARE_NAME}|`(?:[^`]|``)+`)\.)?({_BARE_NAME}|`(?:[^`]|``)+`)\s*(\||\Z)\s*")
 _COLUMN = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
-_TABLE_NAME = re.compile(r"(?:[0-9A-Za-z_$\u0080-\uffff-]+\.)?[0-9A-Za-z_$\u0080-\uffff-]+")
 
 
 class _BadValue(Exception):
@@ -159,6 +158,15 @@ def _is_among(column: str, columns: Iterable[str]) -> bool:
 
 def _quoted(name: str) -> str:
     return name if re.fullmatch(_BARE_NAME, name) else "`" + name.replace("`", "``") + "`"
+
+
+def dead_letter_name(values: Mapping[str, str]) -> tuple[str | None, str] | None:
+    """The dead-letter table that directives name: its database (None: the queue's) and its name. None if
+    they name none, or it is no name."""
+    try:
+        return _table(values["dead_letter"])
+    except (KeyError, _BadValue):
+        return None
 
 
 def combination_problem(values: Mapping[str, str]) -> str | None:
@@ -335,10 +343,12 @@ def _on_dead(text: str) -> bool:
     return text.lower() == "hold"
 
 
-def _table(text: str) -> str:
-    if not _TABLE_NAME.fullmatch(text):
-        raise _BadValue("the name of a table")
-    return text
+def _table(text: str) -> tuple[str | None, str]:
+    try:
+        (name,) = _sources(text)
+    except (_BadValue, ValueError):
+        raise _BadValue("the name of a table, in backquotes if it is odd") from None
+    return name
 
 
 def _sources(text: str) -> tuple[tuple[str | None, str], ...]:

@@ -111,8 +111,8 @@ class TableFacts:
     indexes: Sequence[Index]
     by_time: bool = False
     """Whether it is partitioned by ranges of time_acked."""
-    folds_names: bool = False
-    """Whether the server treats table names that differ only in case as the same."""
+    lower_case_table_names: int = 0
+    """The setting of the server."""
     has_checks: bool = False
     """Whether it has CHECK constraints that an UPDATE evaluates."""
     has_triggers: bool = False
@@ -186,7 +186,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
         id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
         kept_by_partition=facts.by_time,
-        folds_names=facts.folds_names,
+        lower_case_table_names=facts.lower_case_table_names,
         writes_alike=_writes_alike(facts),
     )
     problem = _unkept(queue)

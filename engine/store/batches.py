@@ -126,7 +126,7 @@ class Batches:
             if policy is not None and (not isinstance(policy, Policy) or policy.batch_by is not None)
         }
         holding = {
-            table: TableId(*_full(policy.dead_letter, table))
+            table: TableId(policy.dead_letter[0] or table.db, policy.dead_letter[1])
             for table, policy in policies.items()
             if isinstance(policy, Policy) and policy.dead_parts_hold and policy.max_attempts and policy.dead_letter
         }
@@ -389,8 +389,3 @@ def _flags(sql: TableStatements, result: Result) -> Iterable[tuple[Key, bool]]:
     for raw, flag in map(text_values, result.rows):
         assert raw is not None
         yield sql.key(raw), flag == b"1"
-
-
-def _full(name: str, table: TableId) -> tuple[str, str]:
-    db, _, bare = name.rpartition(".")
-    return db or table.db, bare

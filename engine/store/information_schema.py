@@ -119,7 +119,7 @@ def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Ma
                 [_column(rest) for rest in columns.get((db, name), ())],
                 list(_indexes(indexes.get((db, name), ()))),
                 any(is_by_time(*rest) for rest in extras.get((db, name), ())),
-                lower_case_table_names != "0",
+                int(lower_case_table_names or 0),
                 CHECK in extras.get((db, name), ()),
                 TRIGGER in extras.get((db, name), ()),
             )

@@ -336,7 +336,7 @@ def settings_of_queue(queue: QueueTable) -> tuple[tuple[str, str], ...]:
         ("MIN_BACKOFF", seconds(policy.min_backoff_ns)),
         ("MAX_BACKOFF", seconds(policy.max_backoff_ns)),
         ("MAX_ATTEMPTS", or_none(policy.max_attempts)),
-        ("DEAD_LETTER", or_none(policy.dead_letter)),
+        ("DEAD_LETTER", or_none(queue.dead_letter)),
         ("MAX_IN_FLIGHT", or_none(policy.max_in_flight)),
         ("MAX_RATE", or_none(policy.max_rate)),
         ("BATCH_SIZE", str(policy.batch_size)),

@@ -6,10 +6,14 @@ import codecs
 from collections.abc import Mapping
 from typing import Final
 
+BINARY: Final = "binary"
+"""The character set in which strings are bytes."""
+
 _DIFFERENT: Final[Mapping[str, str]] = {
     "utf8mb4": "utf-8",
     "utf8mb3": "utf-8",
     "utf8": "utf-8",
+    BINARY: "utf-8",  # Of names. Strings are bytes (SqlMode.strings_are_bytes).
     "latin1": "cp1252",
     "latin7": "iso8859-13",
     "ujis": "euc_jp",

@@ -19,7 +19,7 @@ from engine.model import RowFormat
 from engine.packets import WireError, text_values
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
-from proxy.session.charsets import codec_of
+from proxy.session.charsets import BINARY, codec_of
 from proxy.session.queries import sql
 from proxy.wire.fields import Reader
 from proxy.wire.packets import DEPRECATE_EOF, ServerError, make_err
@@ -75,13 +75,27 @@ class Context:
 
     @property
     def mode(self) -> SqlMode:
-        """The sql_mode, as far as it decides how text is read."""
+        """The sql_mode and the character set, as far as they decide how text is read."""
         return SqlMode(
             ansi_quotes="ANSI_QUOTES" in self.sql_mode,
             no_backslash_escapes="NO_BACKSLASH_ESCAPES" in self.sql_mode,
             high_not_precedence="HIGH_NOT_PRECEDENCE" in self.sql_mode,
             like_escapes=self.like_escapes,
+            strings_are_bytes=self.charset == BINARY,
         )
+
+    @property
+    def string_codec(self) -> str | None:
+        """Python's name of the character set of strings that are sent as parameters; None: they are bytes."""
+        return None if self.charset == BINARY else self.codec
+
+    def check_text(self, text: bytes, statement: str) -> None:
+        """Raise ServerError if a statement of this kind is no text in the client's character set."""
+        try:
+            text.decode(self.codec)
+        except UnicodeDecodeError as error:
+            text_of_error = f"Invalid {self.codec} character string in {statement}: {error}"
+            raise ServerError(1300, "HY000", text_of_error) from None
 
     def full_name(self, table: TableName) -> TableName:
         """The table's name with its database."""

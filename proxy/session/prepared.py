@@ -50,9 +50,9 @@ class TrackedStatement:
         return payload
 
 
-def python_values(execution: Execute, codec: str) -> list[object]:
+def python_values(execution: Execute, codec: str | None) -> list[object]:
     """The parameters of an execution as Python's values; `codec` is that of the client's character
-    set."""
+    set, None if its strings are bytes."""
     values = zip(execution.values, execution.types, strict=False)  # Query attributes have types as well.
     return [python_value(value, kind, codec) for value, kind in values]
 

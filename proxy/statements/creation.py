@@ -14,7 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from engine.catalog.delays import delay_problem
-from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
+from engine.catalog.directives import (
+    DEFAULTS,
+    dead_letter_name,
+    is_marked,
+    make_comment,
+    parse_comment,
+    queue_values,
+    with_source,
+)
 from engine.catalog.own_tables import OWN_TABLES, OwnTable
 from engine.model import NS_PER_S, TableId
 from engine.queue_table import BrokenTable, Policy
@@ -303,9 +311,9 @@ def _refusal(statement: CreateQueue, sent: str, answer: Answer) -> SqlError | Re
 def dead_letter_of(values: Mapping[str, str], table: TableName) -> TableName | None:
     """The dead-letter table of a table, if it has one. A name without a database is in that of the
     table."""
-    if "dead_letter" not in values:
+    if (named := dead_letter_name(values)) is None:
         return None
-    db, _, name = values["dead_letter"].rpartition(".")
+    db, name = named
     return TableName(name, db or table.db)
 
 

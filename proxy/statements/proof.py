@@ -149,7 +149,7 @@ class Proof:
             return proven
         was_in_transaction = session.in_transaction
         signature, context = await _context(session)
-        statement = prepared.statement.bind(python_values(execution, context.codec))
+        statement = prepared.statement.bind(python_values(execution, context.string_codec))
         begun_s = self._clock()
         queue, seen = await self._queue(session, TableName(prepared.table.name, prepared.table.db))
         _refuse_endless(statement, in_transaction=was_in_transaction)
@@ -280,10 +280,7 @@ def columns_read(statement: StreamStatement, row_format: RowFormat) -> tuple[str
 
 
 def _parse_stream(context: Context, text: bytes) -> StreamStatement:
-    try:
-        text.decode(context.codec)
-    except UnicodeDecodeError as error:
-        raise ServerError(1300, "HY000", f"Invalid {context.codec} character string in STREAM: {error}") from None
+    context.check_text(text, "STREAM")
     return parse_stream(text, context.codec, context.mode)
 
 

@@ -112,12 +112,13 @@ class QueueStatements:
         if isinstance(statement, RedriveQueue):
             attributes = session.classifier.attributes
             execution = own.read_execution(payload, statement.param_count, attributes=attributes)
-            statement = statement.bind(python_values(execution, context.codec))
+            statement = statement.bind(python_values(execution, context.string_codec))
         await self._run(session, context, statement, answer_execute, was_in_transaction=was_in_transaction)
 
     async def _read(self, session: ClientSession, text: bytes) -> tuple[Context, QueueStatement]:
         """The statement, its tables with their databases."""
         context = await read_context(session)
+        context.check_text(text, "a statement about queues")
         read = partial(parse_queue_statement, options=OPTIONS, codec=context.codec, mode=context.mode)
         statement = await self._reader.read(session, text, read)
         named: dict[str, Any] = {

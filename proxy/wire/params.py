@@ -107,17 +107,20 @@ def parse_execute(
     return Execute(statement_id, cursor_type, values[:param_count], bound)
 
 
-def python_value(value: Value, kind: ParamType, codec: str) -> object:
-    """What a value means: bytes of a string type become text by the client's character set, decimals and
-    temporal values Python's own. What Python does not have, such as a zero date, stays as it is, and so does what is no
-    text in that character set: some drivers send bytes as strings.
+def python_value(value: Value, kind: ParamType, codec: str | None) -> object:
+    """What a value means: bytes of a string type become text by the client's character set (None: it is
+    binary, and they stay bytes), decimals and temporal values Python's own. What Python does not have,
+    such as a zero date, stays as it is, and so does what is no text in that character set: some drivers
+    send bytes as strings.
     """
     match value:
         case Temporal():
             return _moment(value, kind)
         case bytes() if kind.type not in _BINARY:
             try:
-                return Decimal(value.decode("ascii")) if kind.type in _DECIMALS else value.decode(codec)
+                if kind.type in _DECIMALS:
+                    return Decimal(value.decode("ascii"))
+                return value if codec is None else value.decode(codec)
             except (UnicodeDecodeError, InvalidOperation):
                 return value
         case _:

@@ -69,7 +69,7 @@ def others(subject: AnySubject) -> Iterator[Callable[..., TableId]]:
                 after_batch=None,
                 dead_parts_hold="hold" in directives,
                 max_attempts=3 if "dead_letter=" in directives else 0,
-                dead_letter="letters" if "dead_letter=" in directives else None,
+                dead_letter=(None, "letters") if "dead_letter=" in directives else None,
             )
             parts = subject.table.batch if "batch_by" in directives else None
             subject.store.add_table(replace(subject.table, id=table, policy=policy, batch=parts, after_batch=None))

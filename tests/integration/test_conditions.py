@@ -66,7 +66,7 @@ def table(server, database) -> Iterator[Any]:
         yield connection
 
 
-@pytest.mark.parametrize("charset", ["utf8mb4", "latin1", "gbk"])
+@pytest.mark.parametrize("charset", ["utf8mb4", "latin1", "gbk", "binary"])
 @pytest.mark.parametrize("name", MODES)
 def test_the_canonical_form_finds_the_rows_that_the_clients_text_finds(table, server, database, name, charset) -> None:
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -80,11 +80,13 @@ def test_the_canonical_form_finds_the_rows_that_the_clients_text_finds(table, se
         assert rows(session, f"SELECT id FROM t WHERE {condition.sql()} ORDER BY id") == expected
         assert rows(table, f"SELECT id FROM t WHERE {condition.sql()} ORDER BY id") == expected
 
-    codec = {"utf8mb4": "utf-8", "latin1": "cp1252", "gbk": "gbk"}[charset]
-    with connect(server, database=database, charset=charset) as session:
+    codec = {"latin1": "cp1252", "gbk": "gbk"}.get(charset, "utf-8")
+    with connect(server, database=database, charset="utf8mb4" if charset == "binary" else charset) as session:
+        run(session, f"SET NAMES {charset}")
         run(session, f"SET sql_mode = '{'' if name == 'plain' else name}'")
         *_, like_escapes, _server = rows(session, sql("context", server_name="NULL"))[0]
-        mode = replace(MODES[name], like_escapes=bool(like_escapes))
+        binary = charset == "binary"
+        mode = replace(MODES[name], like_escapes=bool(int(like_escapes)), strings_are_bytes=binary)
         same_rows()
 
 
@@ -222,7 +224,19 @@ def test_a_pattern_means_what_it_means_in_a_select_of_the_same_session(connectio
     assert rows(connection, r"""STREAM id FROM m WHERE "payload" LIKE 'a\%b' NOWAIT""") == expected
 
 
-@pytest.mark.parametrize(("charset", "wanted"), [("latin1", b"\x00a"), ("utf8mb4", b"\x00\xff")])
+@pytest.mark.parametrize("where", ["`größe` = 'weiß'", "`größe` = 'WEISS'", "`größe` LIKE '%ß'", "`größe` IN ('Weiß')"])
+def test_strings_mean_what_they_mean_in_a_select_where_the_character_set_is_binary(connection, where) -> None:
+    create_queue(connection, "m", "`größe` VARCHAR(20) CHARACTER SET utf8mb4")
+    run(connection, "INSERT INTO m (`größe`) VALUES ('weiß'), ('WEISS'), ('Weiß')")
+    run(connection, "SET NAMES binary")
+    expected = rows(connection, f"SELECT id FROM m WHERE {where} ORDER BY id")
+    assert expected
+    assert rows(connection, f"STREAM id FROM m WHERE {where} NOWAIT") == expected
+
+
+@pytest.mark.parametrize(
+    ("charset", "wanted"), [("latin1", b"\x00a"), ("utf8mb4", b"\x00\xff"), ("binary", b"\x00\xff")]
+)
 def test_a_prepared_condition_takes_values_of_every_type_in_the_clients_character_set(
     connection, proxy, database, charset, wanted
 ) -> None:
@@ -237,9 +251,10 @@ def test_a_prepared_condition_takes_values_of_every_type_in_the_clients_characte
         ssl_disabled=True,
         autocommit=True,
         database=database,
-        charset=charset,
+        charset="utf8mb4" if charset == "binary" else charset,
     )
     try:
+        driver.cmd_query(f"SET NAMES {charset}")
         cursor = driver.cursor(prepared=True)
         condition = "payload LIKE ? AND ? = raw AND moment BETWEEN ? AND ? AND id IN (?, ?)"
         statement = f"STREAM id FROM m WHERE {condition} LIMIT ? WAIT ?"

@@ -11,8 +11,9 @@ import pymysql
 import pytest
 from pymysql.connections import Connection
 
+from tests.support.proxies import running_proxy
 from tests.support.queues import create_queue, rows, run
-from tests.support.servers import connect
+from tests.support.servers import binary_or_skip, connect, running_server
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
@@ -171,6 +172,38 @@ def test_create_and_alter_queue_consent_with_the_clients_own_rights(root, databa
     run(user, "CREATE QUEUE `a,b` (payload TEXT)")
     number, text = refused(user, "ALTER QUEUE `a,b` MAX_ATTEMPTS = 1 DEAD_LETTER = graves")
     assert (number, "has to name" in text, "comma" in text) == (1105, True, True)
+
+
+@pytest.mark.parametrize("name", ["`odd.letters`", "`odd letters`", "`odd|letters`", "`odd``letters`"])
+def test_a_dead_letter_table_can_have_any_name_but_one_with_a_comma(root, database, name) -> None:
+    run(root, f"CREATE QUEUE q (payload TEXT) MAX_ATTEMPTS = 1 DEAD_LETTER = {name}")
+    die(root, "q", 1)
+    assert (contents(root, "q"), contents(root, name)) == ([], [(1, "poison")])
+    text = rows(root, "SHOW CREATE QUEUE q")[0][1]
+    run(root, f"REDRIVE QUEUE {name}")
+    assert (contents(root, "q"), contents(root, name)) == ([(1, "poison")], [])
+    run(root, "DROP QUEUE q")
+    run(root, text)
+    assert rows(root, "SHOW CREATE QUEUE q")[0][1] == text
+    number, problem = refused(root, "ALTER QUEUE q DEAD_LETTER = `odd,letters`")
+    assert (number, "comma" in problem) == (1105, True)
+
+
+def test_a_dead_letter_table_is_named_in_any_case_where_the_server_spells_names_in_lower_case(tmp_path) -> None:
+    # MySQL has this setting only on data that were made with it.
+    binary_or_skip("mariadb")
+    with (
+        running_server("mariadb", options=["--lower-case-table-names=1"]) as server,
+        running_proxy(server, tmp_path / "log") as proxy,
+    ):
+        with connect(server) as direct:
+            run(direct, "CREATE DATABASE shop")
+        with proxy.connect(database="shop") as root:
+            run(root, "CREATE QUEUE Orders (payload TEXT) MAX_ATTEMPTS = 1 DEAD_LETTER = Graves")
+            die(root, "Orders", 1)
+            assert contents(root, "graves") == [(1, "poison")]
+            run(root, "REDRIVE QUEUE Graves")
+            assert (contents(root, "graves"), contents(root, "orders")) == ([], [(1, "poison")])
 
 
 def test_a_queue_under_another_name_is_another_queue(root, database) -> None:

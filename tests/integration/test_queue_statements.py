@@ -459,11 +459,20 @@ def test_redrive_must_know_where_to(graveyard) -> None:
     assert (number, ".orders, " in text, ".second: say where" in text) == (1105, True, True)
 
 
+def test_a_text_that_is_none_in_the_clients_character_set_is_refused(graveyard) -> None:
+    with pytest.raises(pymysql.MySQLError) as caught:
+        graveyard.query(b"ALTER QUEUE orders COMMENT = '\xff'")
+    assert caught.value.args[0] == 1300
+    assert rows(graveyard, "SELECT COUNT(*) FROM orders_dead") == [(10,)]
+
+
 def test_a_message_whose_id_is_taken_stays_dead(graveyard) -> None:
     run(graveyard, "INSERT INTO orders (id, payload) VALUES (5, 'there')")
-    assert refused(graveyard, "REDRIVE QUEUE orders_dead")[0] == 1062
-    assert rows(graveyard, "SELECT COUNT(*) FROM orders_dead") == [(10,)]
-    assert rows(graveyard, "SELECT payload FROM orders") == [("there",)]
+    number, text = refused(graveyard, "REDRIVE QUEUE orders_dead")
+    assert (number, "1 row stays: id 5; 9 rows are" in text) == (1062, True)
+    assert rows(graveyard, "SELECT id FROM orders_dead") == [(5,)]
+    assert rows(graveyard, "SELECT payload FROM orders WHERE id = 5") == [("there",)]
+    assert rows(graveyard, "SELECT COUNT(*) FROM orders") == [(10,)]
 
 
 @pytest.mark.parametrize("statement", ["REDRIVE QUEUE orders_dead", "PURGE QUEUE orders"])

@@ -105,7 +105,7 @@ class Play(RuleBasedStateMachine):
             max_in_flight=in_flight,
             max_rate=None if self.plain else rate,
             max_attempts=0 if self.plain else attempts,
-            dead_letter=DEAD_LETTERS.name if attempts else None,
+            dead_letter=(None, DEAD_LETTERS.name) if attempts else None,
         )
         self.stage = Stage(policy=policy, dispatcher_type=self.dispatcher_type, id_grows=id_grows)
 

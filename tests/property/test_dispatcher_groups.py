@@ -75,7 +75,7 @@ class GroupedPlay(Play):
             on_disconnect=OnDisconnect.KEEP if keep else OnDisconnect.RELEASE,
             max_in_flight=in_flight,
             max_attempts=0 if self.plain else attempts,
-            dead_letter=DEAD_LETTERS.name if attempts else None,
+            dead_letter=(None, DEAD_LETTERS.name) if attempts else None,
             group_by=("tenant",),
             groups_indexed=indexed,
         )

@@ -131,6 +131,30 @@ def test_options_are_cut_out_of_the_tables_own_in_any_order(sql: str, options: d
     assert (dict(statement.options), statement.table_options.decode()) == (options, rest)
 
 
+@pytest.mark.parametrize(
+    ("value", "spelled"),
+    [
+        ("GROUP_BY = (`a.b`, `c d`, e)", "a.b|c d|e"),
+        ("GROUP_BY = `a.b`", "a.b"),
+        ("DEAD_LETTER = `d.dead`", "`d.dead`"),
+        ("DEAD_LETTER = `my shop`.dead", "`my shop`.dead"),
+        ("DEAD_LETTER_OF = (a, `b|c`, shop.`d``e`)", "a|`b|c`|shop.`d``e`"),
+    ],
+)
+def test_the_names_in_an_option_are_spelled_as_a_directive_takes_them(value: str, spelled: str) -> None:
+    ((_, written),) = parse(f"ALTER QUEUE t {value}").options
+    assert written == spelled
+
+
+@pytest.mark.parametrize(
+    "value", ["(x y)", "(x)y)", "(`x|y`)", "(x, `y|z`)", "`x|y`", "()", "(x,)", "('x')", "(x.y.z)"]
+)
+def test_what_is_no_list_of_names_is_refused(value: str) -> None:
+    with pytest.raises(SqlError) as caught:
+        parse(f"ALTER QUEUE t GROUP_BY = {value}")
+    assert caught.value.code == 1064
+
+
 def test_a_comment_and_a_retention_are_ours_too() -> None:
     statement = create("COMMENT = 'it''s \\'mine\\'\\n' RETENTION BY PARTITION ENGINE InnoDB")
     assert (statement.comment, statement.by_partition, statement.table_options) == (

@@ -109,7 +109,7 @@ def test_the_optional_directives_are_taken() -> None:
 
 def test_what_bounds_deliveries_is_taken() -> None:
     parsed = policy(max_attempts="5", dead_letter="shop.mail_dead", max_rate="0.5", paused="1")
-    assert (parsed.max_attempts, parsed.dead_letter) == (5, "shop.mail_dead")
+    assert (parsed.max_attempts, parsed.dead_letter) == (5, ("shop", "mail_dead"))
     assert parsed.max_rate == pytest.approx(0.5)
     assert parsed.paused
     assert not policy(paused="0").paused
@@ -311,6 +311,13 @@ def test_tables_whose_dead_messages_come_here_are_named_with_or_without_database
     text: str, named: list[tuple[str | None, str]]
 ) -> None:
     assert list(policy(dead_letter_of=text).dead_letter_of) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("`d.dead`", (None, "d.dead")), ("shop.`a b`", ("shop", "a b")), ("`x|y`", (None, "x|y"))]
+)
+def test_a_dead_letter_table_with_an_odd_name_stands_in_backquotes(text: str, named: tuple[str | None, str]) -> None:
+    assert policy(max_attempts="5", dead_letter=text).dead_letter == named
 
 
 @pytest.mark.parametrize("text", ["", "|", "mail|", "|mail", "a b", "a.b.c", "shop.", ".mail", "`mail", "``"])

@@ -13,7 +13,7 @@ from engine.model import ANYTHING, NS_PER_S, Entry, Selection
 from engine.store.memory import Row
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 
-WITH_DEAD_LETTERS = replace(POLICY, max_attempts=2, dead_letter=DEAD_LETTERS.name)
+WITH_DEAD_LETTERS = replace(POLICY, max_attempts=2, dead_letter=(None, DEAD_LETTERS.name))
 
 
 def subscribed(stage: Stage, *keys: int) -> Stage:

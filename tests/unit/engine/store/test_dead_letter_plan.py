@@ -123,8 +123,8 @@ def test_the_times_and_the_comment_of_the_source_do_not_matter() -> None:
 # The other table's consent.
 
 
-def queue_of(table: TableId, directives: str = "", *, folds_names: bool = False) -> QueueTable:
-    verdict = evaluate(replace(facts(table, comment=f"{COMMENT}{directives}"), folds_names=folds_names))
+def queue_of(table: TableId, directives: str = "", *, lower_case: int = 0) -> QueueTable:
+    verdict = evaluate(replace(facts(table, comment=f"{COMMENT}{directives}"), lower_case_table_names=lower_case))
     assert isinstance(verdict, QueueTable), verdict
     return verdict
 
@@ -154,11 +154,17 @@ def test_a_name_without_database_is_in_that_of_the_table_whose_comment_it_is() -
 
 
 def test_names_are_compared_as_the_server_compares_them() -> None:
-    folding = queue_of(DEAD, ",dead_letter_of=Mail|ÜBER", folds_names=True)
+    folding = queue_of(DEAD, ",dead_letter_of=Mail|ÜBER", lower_case=1)
     assert folding.takes_dead_letters_of(TableId("shop", "mail"))
     assert not folding.takes_dead_letters_of(TableId("shop", "über"))
     assert folding.takes_dead_letters_of(TableId("shop", "ÜBER"))
     assert not queue_of(DEAD, ",dead_letter_of=Mail").takes_dead_letters_of(TableId("shop", "mail"))
+
+
+@pytest.mark.parametrize(("lower_case", "spelled"), [(0, "Graves"), (1, "graves"), (2, "Graves")])
+def test_the_dead_letter_table_is_in_the_servers_spelling(lower_case: int, spelled: str) -> None:
+    queue = queue_of(SHOP, ",max_attempts=9,dead_letter=Graves", lower_case=lower_case)
+    assert queue.dead_letter == TableId(SHOP.db, spelled)
 
 
 def test_a_user_who_sees_the_queue_alone_gets_the_same_text_for_each_table_that_refuses_its_messages() -> None:
