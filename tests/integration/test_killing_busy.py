@@ -51,7 +51,7 @@ def waiting_for_a_lock(server, database, root, client: RawClient, statement: str
             run(holder, lock)
         client.send(bytes([COMMAND.COM_QUERY]) + statement.encode())
         number = client.greeting.connection_id
-        at_work = f"SELECT id FROM information_schema.processlist WHERE id = {number} AND info LIKE 'UPDATE%'"
+        at_work = f"SELECT id FROM information_schema.processlist WHERE id = {number} AND info LIKE '%UPDATE%'"
         eventually(lambda: rows(root, at_work))
         yield number
 

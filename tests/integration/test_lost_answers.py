@@ -18,9 +18,13 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.either_server
 
 
+OWN_ACKS = "SET @ackstream_acks = 'session'"
+
+
 def slot_in_acks(proxy: RunningProxy, database: str) -> int:
     """The slot that acknowledgements through the proxy have; 0: it has none yet."""
     with proxy.connect(database=database) as client:
+        run(client, OWN_ACKS)
         enqueue(client, "m", ["before"])
         ((number,),) = rows(client, "STREAM id FROM m LIMIT 1 WAIT 10")
         assert run(client, f"ACK m WHERE id = {number}") == 1
@@ -42,6 +46,7 @@ def test_the_next_message_comes_though_the_answer_to_the_acknowledgement_does_no
         eventually(lambda: len(consumer.received) == 1)
         ((held,),) = consumer.received
         client = RawClient(gated_proxy, database=database)
+        client.query(OWN_ACKS)
         gate.hold(client.greeting.connection_id, passing=1)  # The session's context is read before its first ACK.
         client.send(bytes([Commands.COM_QUERY]) + f"ACK m WHERE id = {held}".encode())
         eventually(lambda: rows(direct, f"SELECT time_acked % 1000 > 0 FROM m WHERE id = {held}") == [(1,)])

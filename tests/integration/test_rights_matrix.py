@@ -106,7 +106,8 @@ QUEUE_STATEMENTS: Final = {
         f"UPDATE {DB}.m SET time_next = 7 WHERE time_acked IS NULL AND epoch > 0 AND (id = 1)"
     ),
     f"EXTEND FROM {DB}.m WHERE id = 1 BY 60": (
-        f"UPDATE {DB}.m SET time_next = 7 WHERE time_acked IS NULL AND epoch > 0 AND (id = 1)"
+        f"UPDATE {DB}.m SET time_next = 7 WHERE time_acked IS NULL AND epoch > 0"
+        f" AND time_next > UNIX_TIMESTAMP() * 1000000000 AND (id = 1)"
     ),
     f"DROP QUEUE {DB}.q": f"DROP TABLE {DB}.q",
     f"CREATE QUEUE {DB}.made (a INT)": f"CREATE TABLE {DB}.made (id BIGINT)",
