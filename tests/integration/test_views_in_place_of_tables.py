@@ -138,7 +138,7 @@ def words(queue: QueueTable, name: str) -> dict[str, object]:
     return {
         **sql.words,
         **sql.order_words,
-        **dict.fromkeys(("portion", "partitions", "nowait", "descending", "payload"), ""),
+        **dict.fromkeys(("portion", "partitions", "nowait", "descending", "payload", "fences"), ""),
         **dict.fromkeys(("priority", "epoch", "number", "place", "after_ns", "after_id", "from_ns", "age_ns"), 0),
         **dict.fromkeys(("wait_us", "below_us", "full_ns", "batch", "batches", "ids", "in_flight"), 1),
         **dict.fromkeys(("limit", "most", "count", "read", "until_ns", "before_ns", "now_ns", "waiting_ns"), 10),
