@@ -54,8 +54,6 @@ REDO_LOG: dict[Flavour, str] = {
 """Servers wait with all commits while their redo log is full: with 32 MB and a busy disk, for a minute."""
 SAMPLE_ROWS = 2000
 """Counted of a queue at most: with a million waiting, a full count would be most of the server's work."""
-EPOCH_MAX = 2**63 - 1
-"""Of a message that no claim can count further."""
 IDLE_S = 20.0
 """After so long without any progress a run is given up."""
 
@@ -234,8 +232,6 @@ class Harness:
                 cursor.execute(f"CREATE SEMAPHORE {name} CAPACITY {capacity}")
             for plan in run.plans:
                 cursor.execute(plan.create)
-                for number in range(plan.refused):
-                    cursor.execute(f"INSERT INTO {plan.name} (token, epoch) VALUES ({-1 - number}, {EPOCH_MAX})")
                 for event in ("INSERT", "UPDATE") if plan.audited else ():
                     cursor.execute(
                         f"CREATE TRIGGER audit_{event} BEFORE {event} ON {plan.name} FOR EACH ROW"
@@ -389,8 +385,7 @@ class Harness:
                 cursor.execute(
                     f"SELECT COUNT(*), COALESCE(SUM(time_next <= {NOW_NS}), 0), COALESCE(MIN(time_next), 0),"
                     f" COALESCE(({NOW_NS} - MIN(time_next)) DIV 1000, 0) FROM (SELECT time_next FROM {plan.name}"
-                    " WHERE time_acked IS NULL AND token >= 0 ORDER BY priority, time_next"
-                    f" LIMIT {SAMPLE_ROWS}) AS first"
+                    f" WHERE time_acked IS NULL ORDER BY priority, time_next LIMIT {SAMPLE_ROWS}) AS first"
                 )
                 ((waiting, due, first, oldest),) = cursor.fetchall()
                 if waiting:
@@ -437,7 +432,7 @@ def _clock(folder: Path) -> ShiftedClock:
 def _write_rows(history: Writer, root: Any, table: str, queue: str, *, dead: bool = False) -> None:
     """What the rows of a table have become, a few thousand at a time."""
     with root.cursor(pymysql.cursors.SSCursor) as cursor:
-        cursor.execute(f"SELECT token, epoch, time_acked IS NOT NULL FROM {table} WHERE token >= 0")
+        cursor.execute(f"SELECT token, epoch, time_acked IS NOT NULL FROM {table}")
         while rows := cursor.fetchmany(5000):
             groups: dict[tuple[int, int], list[int]] = defaultdict(list)
             for token, epoch, acked in rows:
