@@ -41,13 +41,14 @@ class EngineSettings:
 
     threads: int = 8
     """Concurrent store calls, over all tables. Each has a connection of its own to the server."""
-    lasts_s: float = 0.5
-    """A call that takes so long makes its table a slow one, and is replaced by another thread: half of the time
-    for which a locked table is waited for, and many times what a call takes on a busy server."""
+    lasts_s: float = 0.9
+    """A call that takes so long makes its table a slow one, and is replaced by another thread: nearly the time for
+    which a locked table is waited for. On a busy machine most calls take half a second now and then: with less,
+    all tables were slow ones at the same time."""
     replaced_max: int = 16
     """Calls that are replaced at the same time at most, each by a thread and a connection. They are on tables that
     are not known as slow yet, one or two for each."""
-    slow_share: float = 0.25
+    slow_share: float = 0.5
     """The share of the calls that may be on slow tables. At least one."""
     slow_kept_s: float = 10.0
     """A table counts as slow for so long after a call on it has taken long. A dispatcher tries again
