@@ -18,7 +18,7 @@ from engine.store.port import StoreError, Timed
 from tests.support.play import queue_table
 
 THREADS = 8
-LOCKED_CALLS = 2
+LOCKED_CALLS = 4
 NOW_NS = 10**18
 
 
