@@ -138,7 +138,7 @@ def test_the_calls_that_are_replaced_are_bounded() -> None:
 
 def test_a_table_on_which_a_call_has_lasted_has_one_turn_at_a_time() -> None:
     async def scene(executor: StoreExecutor, gate: Gate) -> None:
-        slow = [queue(number) for number in range(4)]
+        slow = [queue(number) for number in range(2 * LOCKED_CALLS)]
         first = [asyncio.ensure_future(executor.call(gate, one)) for one in slow]
         await gate.reached_by(len(slow))
         while not all(executor._slow.contains(one.id, "gate") for one in slow):  # noqa: ASYNC110  # Nothing signals it.
@@ -175,8 +175,9 @@ def test_a_failure_for_another_reason_holds_nothing_back() -> None:
 
 def test_a_call_whose_caller_is_cancelled_gives_its_turn_back() -> None:
     async def scene(executor: StoreExecutor, gate: Gate) -> None:
-        await lock(executor, queue(0), queue(1))
-        calls = [asyncio.ensure_future(executor.call(gate, queue(number % 2))) for number in range(10)]
+        locked = [queue(number) for number in range(LOCKED_CALLS)]
+        await lock(executor, *locked)
+        calls = [asyncio.ensure_future(executor.call(gate, one)) for one in locked * 3]
         await gate.reached_by(LOCKED_CALLS)
         for call in calls:
             call.cancel()
