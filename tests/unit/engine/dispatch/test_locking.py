@@ -238,7 +238,7 @@ def test_a_client_that_vanishes_has_failed(keeps: OnDisconnect) -> None:
 
 
 def test_a_message_is_dead_as_soon_as_its_last_attempt_was_rolled_back() -> None:
-    stage = filled(1, max_attempts=1, dead_letter=DEAD_LETTERS.name)
+    stage = filled(1, max_attempts=1, dead_letter=(None, DEAD_LETTERS.name))
     locking(stage, 1, holder=1)
     stage.end_transaction(1, commits=False)
     stage.settle()
