@@ -216,5 +216,7 @@ class Supervisor:
         """One line in the log; another process starts after a pause."""
         process.start_s = time.monotonic() + AGAIN_S
         follows = "" if self._deadline_s is not None else f"; another one starts in {AGAIN_S:g} s"
-        level = logging.WARNING if follows or process.fault else logging.INFO
-        log.log(level, "process %d %s%s", process.number, what, follows, extra={"event": "process.ended"})
+        if follows or process.fault:
+            log.warning("process %d %s%s", process.number, what, follows, extra={"event": "process.failed"})
+        else:
+            log.info("process %d %s", process.number, what, extra={"event": "process.ended"})

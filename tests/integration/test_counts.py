@@ -207,7 +207,8 @@ def test_acks_of_sixty_four_clients_take_a_few_updates_and_commits(
             assert rows(observer, "SELECT COUNT(*) FROM counts.m WHERE time_acked IS NULL") == [(0,)]
             return cost
 
-        # Each session shows its right first, by an UPDATE under autocommit.
-        assert acknowledge()["Com_update"] == clients_count
+        # Each session shows its right first, by an UPDATE under autocommit. Those that come before the engine knows
+        # the queue acknowledge by it, and the others are gathered.
+        assert clients_count <= acknowledge()["Com_update"] <= clients_count * 5 / 4
         # The others are gathered once the engine knows the queue. (Its first maintenance of the queue commits.)
         eventually(lambda: acknowledge().total() <= clients_count / 4)

@@ -234,6 +234,7 @@ def test_clients_that_come_all_at_once_while_the_proxy_is_busy_are_all_served(
 ) -> None:
     path = str(tmp_path / "socket")
     with contextlib.ExitStack() as stack:
+        stack.enter_context(environment(ACKSTREAM_ADMIN_CONNECTIONS_MAX=str(BURST)))
         proxy = stack.enter_context(running_proxy(private_server, tmp_path / "log", ["--listen-socket", path]))
         address: dict[str, Any] = {
             "listen": (proxy.host, proxy.port),

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from engine.dispatch.problems import Kind
+
 REPOSITORY = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (`[a-z_.`, ]+`) \| (debug|info|warning|error) \|", re.MULTILINE)
 METHODS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error", "log": ""}
@@ -52,4 +54,5 @@ def test_the_documents_list_each_event_with_its_level() -> None:
     listed = [(name, level) for names, level in ROW.findall(page) for name in re.findall(r"[a-z_.]+", names)]
     assert len({name for name, _ in listed}) == len(listed)
     logged = {found for _, call in calls() if (found := event(call)) and found[0]}
+    logged |= {(kind.value, "error") for kind in Kind}
     assert set(listed) == logged
