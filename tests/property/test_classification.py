@@ -136,9 +136,12 @@ def test_no_condition_gets_out_of_its_parentheses(
         assert statement.code == 1064
         return
     acknowledges = statement.verb is Verb.ACK
-    guard = b" WHERE time_acked IS NULL AND %b(" % (b"" if acknowledges else b"epoch > 0 AND ")
+    lasts = b"time_next > %b AND " % NOW if statement.verb is Verb.EXTEND else b""
+    guard = b" WHERE time_acked IS NULL AND %b(" % (b"" if acknowledges else b"epoch > 0 AND " + lasts)
     before, _, behind = statement.update().partition(guard)
-    assert before.startswith(b"UPDATE t SET " + (acknowledged(0) if acknowledges else b"time_next = " + NOW))
+    assert before.startswith(
+        ack.AS_IT_IS + b"UPDATE t SET " + (acknowledged(0) if acknowledges else b"time_next = " + NOW)
+    )
     marks = list(marks_as_the_server_reads(behind, **modes))
     assert_only_the_last_mark_closes(marks)
     assert behind.endswith(b"\n)")
