@@ -63,7 +63,6 @@ MEASURED = {
     "claim_update_one",
     "limit_count",
     "ack_lock",
-    "ack_lock_all",
     "ack_update",
     "fetch",
     "lookup",
