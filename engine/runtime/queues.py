@@ -371,7 +371,7 @@ class Queues:
             await self._describe_all(some, listing.marked)
         # Every known table has been described since. Those that could not be have read 0.
         for name in changed:
-            if self._changed[name] <= read:
+            if self._changed.get(name, read + 1) <= read:  # Another refresh may have deleted it meanwhile.
                 del self._changed[name]
         self._unmarked = {table: seen for table, seen in self._unmarked.items() if seen > read}
         self._spellings = {table: other for table, other in self._spellings.items() if other in self._known}
