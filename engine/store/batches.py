@@ -41,6 +41,7 @@ from engine.store.connection import Result, StoreConnection
 from engine.store.information_schema import facts_of, now_ns
 from engine.store.port import StoreError, Timed, in_parts
 from engine.store.queries import FORMS, TableStatements, statement
+from engine.store.unprepared import Unprepared
 
 DESCRIPTION_KEPT_S = 30.0
 """How long the description of a queue with parts is used while its comment is the same. A type or an
@@ -83,7 +84,7 @@ class Batches:
 
     def waiting(self, connection: StoreConnection, table: QueueTable, found: Mapping[Key, Entry]) -> frozenset[Key]:
         """Those of the locked messages that are follow-ups whose batches are open. Their time_next is
-        still to be set."""
+        still to be set. Raises UnknownParts."""
         keys = [entry.key for entry in found.values() if entry.epoch == 0]
         if table.after_batch is None or not keys:
             return frozenset()
@@ -93,23 +94,41 @@ class Batches:
         keys = [key for key, _ in _flags(sql, follow_ups)]
         if not keys:
             return frozenset()
-        parts = self.parts(connection, table.id.db)
+        comments = self._comments(connection, table.id.db)
+        if (parts := self._known(table.id.db, comments)) is None:
+            raise UnknownParts(self, table.id.db, comments)
         with self._forgotten_on_error(table.id.db):
             (states,) = connection.run([_waits(table, sql, keys, is_open(table.after_batch, parts))])
         return frozenset(key for key, open_ in _flags(sql, states) if open_)
 
     def parts(self, connection: StoreConnection, db: str) -> Parts:
-        """The tables with parts in a database, now."""
+        """The tables with parts in a database, now. `connection` has no transaction."""
+        comments = self._comments(connection, db)
+        parts = self._known(db, comments)
+        return self.describe(connection, db, comments) if parts is None else parts
+
+    def describe(self, connection: StoreConnection, db: str, comments: Mapping[TableId, str]) -> Parts:
+        """Describe the queues with these comments. `connection` has no transaction."""
+        parts = self._describe(connection, comments)
+        self._described[db] = _Described(comments, parts, time.monotonic() + DESCRIPTION_KEPT_S)
+        return parts
+
+    @staticmethod
+    def _comments(connection: StoreConnection, db: str) -> Mapping[TableId, str]:
         (found,) = connection.run([statement("batch_tables", db=text_literal(db))])
-        comments = {
+        return {
             TableId(db, (name or b"").decode()): (comment or b"").decode()
             for name, comment in map(text_values, found.rows)
         }
+
+    def _known(self, db: str, comments: Mapping[TableId, str]) -> Parts | None:
+        """The parts that are remembered for these comments. With a problem, they are for one use: the next one
+        looks again."""
         known = self._described.get(db)
         if known is None or known.comments != comments or time.monotonic() > known.until_s:
-            parts = self._describe(connection, comments)
-            known = _Described(comments, parts, time.monotonic() + (0 if parts.problem else DESCRIPTION_KEPT_S))
-            self._described[db] = known
+            return None
+        if known.parts.problem is not None:
+            self._described.pop(db, None)
         return known.parts
 
     def check(self, connection: StoreConnection, table: QueueTable, check: BatchCheck) -> Timed[BatchesChecked]:
@@ -164,6 +183,18 @@ class Batches:
 
     def _forgotten_on_error(self, db: str) -> _ForgottenOnError:
         return _ForgottenOnError(self._described, db)
+
+
+class UnknownParts(Unprepared):
+    """The queues of a database with these comments are not described yet."""
+
+    def __init__(self, memory: Batches, db: str, comments: Mapping[TableId, str]) -> None:
+        super().__init__(f"the queues of {db} with batches were changed again and again")
+        self._memory, self._db, self._comments = memory, db, comments
+
+    def prepare(self, connection: StoreConnection) -> None:
+        """Describe them."""
+        self._memory.describe(connection, self._db, self._comments)
 
 
 class _ForgottenOnError:

@@ -14,9 +14,9 @@ from engine.store.claim_plan import GroupCounts, GroupPaces, SemaphoreCounts, gr
 from engine.store.connection import Result, StoreConnection
 from engine.store.group_rates import ClaimGroupRates
 from engine.store.pace import Pace
-from engine.store.port import StoreError
 from engine.store.queries import TableStatements, statement
 from engine.store.semaphores import ClaimSemaphores
+from engine.store.unprepared import Unprepared
 
 HOLDER_IDLE_S = 3
 """The server ends a session that has locked a limit and sends nothing for this time: its proxy is frozen,
@@ -142,14 +142,12 @@ class ClaimLimits:
             self._free = max(0, self._most - int(count or 0))
             self._free_ns = None if free_ns is None else int(free_ns)
 
-    def of_rows(
-        self, connection: StoreConnection, found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]
-    ) -> Mapping[Key, Entry]:
-        """Note what the locked rows show. Returns those that may be claimed."""
+    def of_rows(self, found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]) -> Mapping[Key, Entry]:
+        """Note what the locked rows show. Returns those that may be claimed. Raises UnknownUsers."""
         if self._table.policy.semaphores is None:
             return found
         if self._semaphores is not None:
-            self._semaphores.of_rows(connection, found)
+            self._semaphores.of_rows(found)
         return unchanged(found, wanted)
 
     @property
@@ -199,17 +197,17 @@ class ClaimLimits:
         return _row_words(self._table)
 
 
-class NoLimitRow(StoreError):
-    """The table of limits has no row of the queue yet. Nothing was done."""
+class NoLimitRow(Unprepared):
+    """The table of limits has no row of the queue yet."""
 
     def __init__(self, table: QueueTable) -> None:
         super().__init__(f"{table.limits} has no row of {table.id}")
+        self._table = table
 
-
-def add_row(connection: StoreConnection, table: QueueTable) -> None:
-    """Insert the row of a queue, unless it is there. Raises StoreError."""
-    steps = ("begin", "limit_lock", "limit_add", "commit")
-    connection.run([statement(step, **_row_words(table)) for step in steps])
+    def prepare(self, connection: StoreConnection) -> None:
+        """Insert the row, unless it is there."""
+        steps = ("begin", "limit_lock", "limit_add", "commit")
+        connection.run([statement(step, **_row_words(self._table)) for step in steps])
 
 
 def _row_words(table: QueueTable) -> dict[str, str]:

@@ -74,13 +74,13 @@ class Claim:
         (self._others[-1][1] if self._others else self._first).extend(self._counts)
 
     def run(self, connection: StoreConnection) -> Timed[ClaimResult]:
-        """Carry it out. Raises StoreError."""
+        """Carry it out. Raises StoreError, and Unprepared if something has to be made first."""
         now_at, found = self._lock(connection)
         waiting: frozenset[Key] = frozenset()
         if self._table.after_batch:
             waiting = self._batches.waiting(connection, self._table, found)
             found = {key: entry for key, entry in found.items() if key not in waiting}
-        claims, left = self._choose(connection, found, now_at)
+        claims, left = self._choose(found, now_at)
         rows = self._write(connection, claims, waiting, now_at)
         return Timed(ClaimResult(claims, rows, left, tuple(waiting)), now_at)
 
@@ -98,13 +98,11 @@ class Claim:
         limits.read_groups(locked[len(locked) - counted :], found, now_at)
         return now_at, found
 
-    def _choose(
-        self, connection: StoreConnection, found: Mapping[Key, Entry], now_at: int
-    ) -> tuple[tuple[Claimed, ...], LimitsLeft | None]:
+    def _choose(self, found: Mapping[Key, Entry], now_at: int) -> tuple[tuple[Claimed, ...], LimitsLeft | None]:
         """Which of the locked messages are claimed, and what is left of the limits behind that."""
         limits = self._limits
         end_ns = partial(end_with_slot, slot=self._slot) if self._table.lease_column is not None else int
-        possible = limits.of_rows(connection, found, self._wanted)
+        possible = limits.of_rows(found, self._wanted)
         places = limits.places(now_at)
         claims, left_out = choose(self._wanted.values(), possible, now_at, end_ns, places, limits.by_message)
         return claims, limits.left(now_at, claims, left_out, found)

@@ -55,7 +55,7 @@ from engine.store.acknowledging import AckBatch
 from engine.store.acks import Ack
 from engine.store.batches import Batches
 from engine.store.begun import ConnectionCall, OnePacket
-from engine.store.claim_limits import ClaimLimits, NoLimitRow, add_row
+from engine.store.claim_limits import ClaimLimits
 from engine.store.claiming import Claim, ClaimOfOne, FetchOf
 from engine.store.connection import Result, StoreConnection
 from engine.store.dead_letter import DeadLetterMove
@@ -77,6 +77,7 @@ from engine.store.route import Route
 from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, entries_of, keys_of, scan_slowly
 from engine.store.semaphores import Semaphores, none_exist, shows_no_table
 from engine.store.unlocked import UnlockedLookup
+from engine.store.unprepared import Unprepared
 
 T = TypeVar("T")
 
@@ -95,6 +96,9 @@ class StoreLimits:
     attempt_pause_s: float = 0.05
     """The longest pause between them, drawn at random: longer than a transaction of the engine,
     shorter than anybody notices."""
+    preparations_max: int = 4
+    """What a claim lacks is made for it at most this often. There are three such things, and other proxies may
+    change one again meanwhile."""
     locked_pauses_s: tuple[float, ...] = (0.02, 0.1, 0.5)
     """Pauses before another attempt at locked rows and tables. Claims to be released: a vanished
     consumer's transaction is rolled back by then. Rows that still are locked are in use, and come
@@ -376,12 +380,9 @@ class MySQLStore:
     def _claim_any(
         self, table: QueueTable, wanted: Sequence[Wanted], slot: int, fetch_of: FetchOf | None
     ) -> Timed[ClaimResult]:
-        claim = partial(self._claim, table, wanted, slot, fetch_of)
+        claim = partial(self._claim_prepared, table, wanted, slot, fetch_of)
         try:
             return self._retried(claim)
-        except NoLimitRow:
-            with self._pool.connection() as connection:
-                add_row(connection, table)
         except StoreError as error:
             if table.policy.semaphores is None:
                 raise
@@ -392,6 +393,18 @@ class MySQLStore:
                 raise
             # Another queue may have been dropped or altered since it was described.
         return self._retried(claim)
+
+    def _claim_prepared(
+        self, table: QueueTable, wanted: Sequence[Wanted], slot: int, fetch_of: FetchOf | None
+    ) -> Timed[ClaimResult]:
+        """`_claim`, and what it lacks is made before it begins again."""
+        for _ in range(self._limits.preparations_max):
+            try:
+                return self._claim(table, wanted, slot, fetch_of)
+            except Unprepared as lack:
+                with self._pool.connection() as connection:
+                    lack.prepare(connection)
+        return self._claim(table, wanted, slot, fetch_of)
 
     def _fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int

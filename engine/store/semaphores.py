@@ -11,7 +11,8 @@ How a capacity is never exceeded, by whichever queue and proxy:
   and there, behind the locks. A queue holds a place only by a claim under the same lock, which was begun
   after its comment was committed. So a queue that another proxy has just created is never missed.
 - Descriptions of these queues are remembered. The holders are read in the same packet, from the queues
-  that are known. If the comments turn out to be others, they are read again, in one more packet.
+  that are known. If the comments turn out to be others, the claim is rolled back, the queues are described,
+  and it begins again.
 - A queue that cannot be counted may hold any place. Then no message that needs something is claimed.
 
 Names are compared byte by byte, whatever the collation of the column is.
@@ -36,6 +37,7 @@ from engine.store.information_schema import facts_of
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import TableStatements, statement
+from engine.store.unprepared import Unprepared
 
 NAMES_MAX = 128
 """Semaphores that one claim locks. Messages that need further ones are left to the next claim."""
@@ -79,16 +81,18 @@ class Semaphores:
         return ClaimSemaphores(self, table, needs) if needs else None
 
     def known(self, db: str) -> Users | None:
-        """What is remembered of a database."""
+        """What is remembered of a database. With a problem, it is for one claim: the next one looks again."""
         users = self._users.get(db)
+        if users is not None and users.problem is not None:
+            self.forget(db)
         return users if users is not None and time.monotonic() < users.until_s else None
 
     def forget(self, db: str) -> None:
         """Forget it: a statement has failed."""
         self._users.pop(db, None)
 
-    def describe(self, connection: StoreConnection, db: str, comments: Mapping[TableId, str]) -> Users:
-        """Describe the queues with these comments."""
+    def describe(self, connection: StoreConnection, db: str, comments: Mapping[TableId, str]) -> None:
+        """Describe the queues with these comments. `connection` has no transaction."""
         facts = facts_of(connection, list(comments)).value if comments else {}
         tables: dict[TableId, QueueTable] = {}
         problems: list[str] = []
@@ -105,9 +109,8 @@ class Semaphores:
                     tables[table] = found
                 else:
                     problems.append(f"{table}: {'; '.join(found.warnings)}")
-        kept_s = 0 if problems else DESCRIPTION_KEPT_S
-        users = self._users[db] = Users(comments, tables, "; ".join(problems) or None, time.monotonic() + kept_s)
-        return users
+        until_s = time.monotonic() + DESCRIPTION_KEPT_S
+        self._users[db] = Users(comments, tables, "; ".join(problems) or None, until_s)
 
 
 class ClaimSemaphores:
@@ -154,14 +157,12 @@ class ClaimSemaphores:
         }
         self._read_holders(self._tables(self._known), holders)
 
-    def of_rows(self, connection: StoreConnection, found: Mapping[Key, Entry]) -> None:
-        """Note what the locked messages need, and read the holders again if further queues may have some."""
+    def of_rows(self, found: Mapping[Key, Entry]) -> None:
+        """Note what the locked messages need. Raises UnknownUsers if other queues than the known ones may have
+        holders."""
         users = self._known
         if users is None or users.comments != self._comments:
-            users = self._memory.describe(connection, self._table.id.db, self._comments)
-            self.counts.holders.clear()
-            tables = self._tables(users)
-            self._read_holders(tables, connection.run(self._of_holders(tables)))
+            raise UnknownUsers(self._memory, self._table.id.db, self._comments)
         if users.problem is not None:
             self.counts.capacities = dict.fromkeys(self._names, 0)
             self.counts.problem = f"messages of {self._table.id} that need semaphores wait: {users.problem}"
@@ -181,6 +182,18 @@ class ClaimSemaphores:
             for raw, needs, ends in map(text_values, result.rows):
                 for name in names_in((needs or b"").decode()):
                     self.counts.holders.setdefault(name, {})[place, sql.key(raw or b"")] = int(ends or 0)
+
+
+class UnknownUsers(Unprepared):
+    """The queues of a database with these comments are not described yet."""
+
+    def __init__(self, memory: Semaphores, db: str, comments: Mapping[TableId, str]) -> None:
+        super().__init__(f"the queues of {db} with semaphores were changed again and again")
+        self._memory, self._db, self._comments = memory, db, comments
+
+    def prepare(self, connection: StoreConnection) -> None:
+        """Describe them."""
+        self._memory.describe(connection, self._db, self._comments)
 
 
 def holders_statement(table: QueueTable, names: Iterable[str]) -> str:

@@ -291,6 +291,30 @@ def test_a_queue_that_was_made_a_moment_ago_counts(server_subject: ServerSubject
     assert check(server_subject, 2).fired == (2,)
 
 
+def test_a_claim_that_has_to_describe_the_queues_keeps_no_lock_and_begins_again(
+    server_subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To describe them takes transactions of its own, which would commit the claim's one: others could then claim
+    what it has chosen, and both would deliver it."""
+    server_subject.put(Row(1, after_batch=42), Row(2))
+    claimed_meanwhile: list[Key] = []
+    store = mysql_store(server_subject.server)
+    describe = store._batches._describe
+
+    def describe_slowly(*args: Any) -> Any:
+        described: Any = describe(*args)
+        claimed_meanwhile.extend(claim(server_subject, 1)[0])
+        return described
+
+    monkeypatch.setattr(store._batches, "_describe", describe_slowly)
+    try:
+        claimed = store.claim(server_subject.table, [Wanted(key, 0, 30 * S) for key in (1, 2)]).value
+    finally:
+        store.close()
+    assert claimed_meanwhile == [1]
+    assert [found.key for found in claimed] == [2]
+
+
 def test_parts_that_cannot_be_read_hold_follow_ups(server_subject: ServerSubject) -> None:
     server_subject.execute(f"CREATE TABLE odd ({COLUMNS}, batch DOUBLE) COMMENT '{COMMENT},batch_by=batch'")
     try:

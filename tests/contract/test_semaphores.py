@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -354,6 +355,31 @@ def test_a_queue_that_is_dropped_holds_nothing_more(server: ServerSubject) -> No
     assert claim(server, (1, "a"))[0] == []
     server.execute("DROP TABLE others")
     assert claim(server, (1, "a"))[0] == [1]
+
+
+def test_a_claim_that_has_to_describe_the_queues_keeps_no_lock_and_begins_again(
+    server: ServerSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To describe them takes transactions of its own, which would commit the claim's one: others could then claim
+    what it has chosen, and both would deliver it."""
+    server.semaphore("a", 5)
+    put(server, "a", 1, 2)
+    claimed_meanwhile: list[Key] = []
+    store = mysql_store(server.server)
+    describe = store._semaphores.describe
+
+    def describe_slowly(*args: Any) -> Any:
+        described: Any = describe(*args)
+        claimed_meanwhile.extend(claim(server, (1, "a"))[0])
+        return described
+
+    monkeypatch.setattr(store._semaphores, "describe", describe_slowly)
+    try:
+        claimed = store.claim(server.table, [Wanted(key, 0, WAIT_NS, group=("a",)) for key in (1, 2)], SLOT).value
+    finally:
+        store.close()
+    assert claimed_meanwhile == [1]
+    assert [found.key for found in claimed] == [2]
 
 
 def test_while_a_queue_cannot_be_counted_no_place_is_given(server: ServerSubject) -> None:
