@@ -534,3 +534,20 @@ def test_a_broken_table_is_reported_and_ends_its_queue() -> None:
             await catalog.queues.queue(table(0))
 
     play(scene)
+
+
+def test_two_refreshes_at_a_time_both_succeed() -> None:
+    """REDRIVE QUEUE without TO refreshes the catalog itself, whatever the periodic refresh does."""
+
+    async def scene(catalog: Catalog) -> None:
+        both = threading.Barrier(2)
+
+        def wait_for_the_other(name: str, _tables: Sequence[TableId]) -> None:
+            if name == "discover" and catalog.store.calls["discover"] <= 2:
+                both.wait(10)
+
+        catalog.queues.schema_changed("m0")
+        catalog.store.before = wait_for_the_other
+        await asyncio.gather(catalog.queues.refresh(), catalog.queues.refresh())
+
+    play(scene)
