@@ -111,6 +111,7 @@ def test_the_clients_own_statements_are_as_isolated_as_before(client, other) -> 
     with pytest.raises(pymysql.err.MySQLError) as error:
         run(client, "UPDATE effects SET n = n + 1")
     assert error.value.args[0] == RECORD_CHANGED
+    assert error.value.args[1].startswith("Record has changed since last read")  # As docs/troubleshooting.md quotes it.
     assert rows(other, "SELECT id FROM m WHERE time_acked IS NULL") == [(1,)]
 
 

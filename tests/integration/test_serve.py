@@ -192,7 +192,7 @@ def test_without_a_backend_it_runs_a_server_of_its_own_and_ends_it_with_itself(t
         process.kill()
         process.communicate()
     with pytest.raises(pymysql.err.OperationalError):
-        pymysql.connect(host="127.0.0.1", port=int(ready[5].rpartition(":")[2]), user="root")
+        pymysql.connect(host="127.0.0.1", port=int(ready[4].rpartition(":")[2]), user="root")
 
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGTERM] * 3])

@@ -101,8 +101,8 @@ BREAKS = (
         "singles",
         (
             "engine.store.acknowledging",
-            '*self._sql.for_ids("ack_update", self._ids),\n            statement("commit")',
-            '*self._sql.for_ids("ack_update", self._ids),\n            statement("rollback")',
+            'fences=self._fences()),\n            statement("commit")',
+            'fences=self._fences()),\n            statement("rollback")',
         ),
         proxies=1,
     ),
@@ -293,7 +293,7 @@ BREAKS = (
         "lost",
         "plain",
         in_sql((PURGE, PURGE.replace(" - $age_ns", ""))),
-        (MYSQL, "before_ns = now_at - age_ns", "before_ns = now_at"),
+        (MYSQL, '"before_ns": now_at - age_ns', '"before_ns": now_at'),
         # Often enough for a short run.
         ("engine.dispatch.limits", "purge_pause_max_ns: int = 60 * NS_PER_S", "purge_pause_max_ns: int = NS_PER_S"),
     ),
@@ -301,7 +301,11 @@ BREAKS = (
         "a claim that failed is under way for ever",
         "stuck|no progress",
         "audited",
-        ("engine.dispatch.dispatcher", "        return self.claim_done(now, claim_id, ())", "        return []"),
+        (
+            "engine.dispatch.dispatcher",
+            "        return self._claim_answered(now, claim_id, (), refused=known)",
+            "        return []",
+        ),
         proxies=1,
         faults=frozenset({"table_full"}),
         per_minute=30,
