@@ -514,8 +514,10 @@ def test_random_pairs_of_semaphores_never_exceed_a_capacity_and_never_deadlock(s
     with ThreadPoolExecutor(6) as pool:
         observer = pool.submit(most_holders, server, over)
         workers = [pool.submit(claim_and_release, server, [server.table, other], pairs, seed) for seed in range(5)]
-        claimed = sum(worker.result() for worker in workers)
-        over.set()
+        try:
+            claimed = sum(worker.result() for worker in workers)
+        finally:
+            over.set()
         assert observer.result() <= CAPACITY
     server.execute("DROP TABLE others")
     assert claimed > 100
