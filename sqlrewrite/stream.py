@@ -72,6 +72,13 @@ class StreamStatement:
     written: str | None = field(default=None, compare=False)
     """The condition as the client wrote it, for SHOW STREAMS."""
 
+    @property
+    def first_wait_s(self) -> Decimal | None:
+        """How many seconds it waits for its first message: 0 with NOWAIT; None if it does not end. For a
+        statement without parameters."""
+        assert not isinstance(self.wait, Param)
+        return Decimal(0) if self.nowait else self.wait
+
     def bind(self, values: Sequence[object]) -> StreamStatement:
         """The statement with its parameters replaced by values as drivers send them.
 

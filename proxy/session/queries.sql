@@ -94,8 +94,18 @@ SELECT 1 FROM $table LIMIT 0
 
 -- name: right_to_stream
 -- Changes no row. The server denies it to a client that may not settle messages of the table, or
--- may not read the columns that the condition names.
-UPDATE $table SET epoch = 0, time_next = NULL, time_acked = NULL WHERE $condition LIMIT 0
+-- may not read the columns that the condition names. A lock of the table, or of all tables, delays it
+-- ($within).
+$within $table SET epoch = 0, time_next = NULL, time_acked = NULL WHERE $condition LIMIT 0
+
+-- name: update
+-- Waits for locks of tables as long as the session's lock_wait_timeout says.
+UPDATE
+
+-- name: update_within
+-- Waits for locks of tables this many seconds, and fails then (1205). Each server reads one of the two
+-- settings, and skips the other one as a comment.
+/*M! SET STATEMENT lock_wait_timeout = $seconds FOR */ UPDATE /*+ SET_VAR(lock_wait_timeout = $seconds) */
 
 -- name: right_to_ack
 -- Changes no row. The server denies it to a client that may not acknowledge messages of the table by
@@ -125,8 +135,10 @@ SELECT $columns FROM $table WHERE $condition LIMIT 0
 -- Locks the messages of a STREAM … FOR UPDATE in the client's transaction, and returns their rows
 -- behind one column: the id, or what a scan would have shown. Rows that others have locked are left
 -- out. Where the order of delivery is that of the ids, it costs no sort. MariaDB may not refuse it
--- because a row has changed since the transaction began to read: the lock is on the row as it is.
-/*M!110602 SET STATEMENT innodb_snapshot_isolation = OFF FOR */ SELECT /* ackstream lock */ $first, $columns
+-- because a row has changed since the transaction began to read: the lock is on the row as it is. The
+-- wait for a lock of the table has an end, as in update_within.
+/*M! SET STATEMENT lock_wait_timeout = $seconds */ /*M!110602 , innodb_snapshot_isolation = OFF */ /*M! FOR */
+SELECT /*+ SET_VAR(lock_wait_timeout = $seconds) */ /* ackstream lock */ $first, $columns
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL AND (time_next IS NULL OR time_next <= $now_ns)
     AND ($alive) AND ($condition)

@@ -36,6 +36,7 @@ from proxy.session.stream import Stream
 from proxy.statements.keeping_alive import KeepingAlive
 from proxy.statements.proof import ProvenStream
 from proxy.statements.results import PLAIN_EXECUTION
+from proxy.statements.tables import lock_wait_s
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import AUTOCOMMIT, ServerError
@@ -188,6 +189,8 @@ class LockingSession:
         self._statements = TableStatements(proven.queue, selection)
         self._columns = proven.row_format.columns
         self._binary = proven.row_format.binary
+        assert proven.statement.first_wait_s is not None  # FOR UPDATE requires WAIT or NOWAIT.
+        self._lock_wait_s = lock_wait_s(proven.statement.first_wait_s)
         self._pad_chars = proven.queue.id_pad_chars if proven.row_format.pad_char else 0
 
     async def attend(self, stream: LockingStream, alive: KeepingAlive) -> None:
@@ -270,6 +273,7 @@ class LockingSession:
             alive="TRUE" if lock.epoch_below is None else f"COALESCE(epoch, 0) < {lock.epoch_below}",
             order="id" if self._statements.ids_are_integers and is_ascending(lock.keys) else "priority, time_next, id",
             limit=len(lock.keys),
+            seconds=self._lock_wait_s,
         )
 
     def _pass(self, stream: LockingStream, lock: Lock, rows: Sequence[bytes]) -> None:

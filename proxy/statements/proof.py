@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from engine.model import RowFormat
 from engine.queue_table import QueueTable
 from engine.quoting import quoted
 from engine.service import Engine
+from engine.store.pymysql_adapter import ER
 from proxy.session.commit_notices import PreparedStream
 from proxy.session.internal_queries import (
     UNBOUND,
@@ -113,7 +115,7 @@ class Proof:
         if statement.param_count:
             raise UNBOUND.again()
         begun_s = self._clock()
-        queue, seen = await self._queue(session, context.full_name(statement.table))
+        queue, seen = await self._queue(session, context.full_name(statement.table), statement.first_wait_s)
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
         condition = statement.condition.sql() if statement.condition else "TRUE"
@@ -128,7 +130,7 @@ class Proof:
         """The statement, and the SELECT of no row that the server is to prepare for it."""
         context = await read_context(session)
         statement = await self._reader.read(session, text, partial(_parse_stream, context))
-        queue, _ = await self._queue(session, context.full_name(statement.table))
+        queue, _ = await self._queue(session, context.full_name(statement.table), None)  # Its parameters are not known.
         # The SELECT has as many parameters as the statement, so that the server counts and takes
         # them.
         condition = statement.condition
@@ -151,7 +153,8 @@ class Proof:
         signature, context = await _context(session)
         statement = prepared.statement.bind(python_values(execution, context.string_codec))
         begun_s = self._clock()
-        queue, seen = await self._queue(session, TableName(prepared.table.name, prepared.table.db))
+        table = TableName(prepared.table.name, prepared.table.db)
+        queue, seen = await self._queue(session, table, statement.first_wait_s)
         _refuse_endless(statement, in_transaction=was_in_transaction)
         flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows are sent as they come.
         plain = payload[:CURSOR_FLAGS_AT] + bytes([flags]) + payload[CURSOR_FLAGS_AT + 1 :]
@@ -206,14 +209,17 @@ class Proof:
         """Whether the engine has read no other description of the table since."""
         return self._engine.known_queue(known.queue.id, known.definition) is known.queue
 
-    async def _queue(self, session: ClientSession, table: TableName) -> tuple[QueueTable, bytes | None]:
+    async def _queue(
+        self, session: ClientSession, table: TableName, wait_s: Decimal | None
+    ) -> tuple[QueueTable, bytes | None]:
         """The table as the queue that it is now, if the client may stream from it and settle its
-        messages; and the digest of its definition, if the client may see all of it."""
+        messages; and the digest of its definition, if the client may see all of it. `wait_s`: how long
+        the server may be held up by a lock of the table; None: as long as the session's settings say."""
         table_id = known_table_id(table)
         seen = await definition_seen(session, table)
         found = self._engine.queue(table_id, text=seen, fresh=seen is None)
         queue = await refused_as_client(session, table, found)
-        await may_settle(session, table)
+        await may_settle(session, table, wait_s=wait_s)
         return queue, seen
 
 
@@ -225,14 +231,14 @@ async def _answered(session: ClientSession, known: KnownStream) -> Answers:
 
 
 def _raise_interrupted(answers: Sequence[Answer]) -> None:
+    """Raise Refused if one of the queries was interrupted, or was held up by a lock for the stream's WAIT."""
     for answer in answers:
-        if answer.outcome.error_code == INTERRUPTED.code:
+        if answer.outcome.error_code in (INTERRUPTED.code, ER.LOCK_WAIT_TIMEOUT):
             raise Refused(answer.packets[-1].payload)
 
 
 def _same(known: KnownStream, answers: Sequence[Answer]) -> bool:
-    """Whether the answers show what is known. Raises Refused if one of the queries was
-    interrupted."""
+    """Whether the answers show what is known. Raises Refused as `_raise_interrupted` does."""
     _raise_interrupted(answers)
     if not all(answer.outcome.ok for answer in answers):
         return False
@@ -258,7 +264,7 @@ def _known(
     texts = (
         sql("context", server_name="NULL"),
         sql("show_create_table", table=TableName(queue.id.name, queue.id.db).quoted()),
-        right_to_stream(queue, columns_read(proven.statement, proven.row_format)),
+        right_to_stream(queue, columns_read(proven.statement, proven.row_format), wait_s=proven.statement.first_wait_s),
     )
     if not all(map(str.isascii, texts)):
         return None  # In another character set, their bytes could be other statements.

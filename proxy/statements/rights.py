@@ -11,13 +11,16 @@ the account exists is read too.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from engine.queue_table import QueueTable
 from engine.quoting import quoted
+from engine.store.pymysql_adapter import ER
 from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.queries import sql
 from proxy.session.stream import INTERRUPTED
+from proxy.statements.tables import right_to_settle
 from proxy.wire.packets import ServerError
 from sqlrewrite.names import TableName
 
@@ -35,28 +38,27 @@ ATTEMPTS_MAX: Final = 10
 not transient."""
 
 
-def right_to_stream(queue: QueueTable, columns: Iterable[str]) -> str:
+def right_to_stream(queue: QueueTable, columns: Iterable[str], *, wait_s: Decimal | None) -> str:
     """An UPDATE of no row, which the server denies to a client that may not settle the queue's
-    messages or may not read these columns."""
-    table = TableName(queue.id.name, queue.id.db).quoted()
+    messages or may not read these columns. `wait_s` as in `right_to_settle`."""
     # No constants: a conversion that is a warning in a SELECT is an error in an UPDATE.
     read = " OR ".join(f"{quoted(column)} IS NULL" for column in columns)
-    return sql("right_to_stream", table=table, condition=f"FALSE AND ({read})")
+    return right_to_settle(TableName(queue.id.name, queue.id.db), f"FALSE AND ({read})", wait_s=wait_s)
 
 
 class Rights:
     """The rights that one stream needs, as queries for the session that runs it."""
 
-    def __init__(self, queue: QueueTable, columns: Iterable[str]) -> None:
-        """`columns`: all that the stream reads, those of its condition as well."""
-        self._queue = queue
-        self._columns = columns
+    def __init__(self, queue: QueueTable, columns: Iterable[str], *, wait_s: Decimal | None) -> None:
+        """`columns`: all that the stream reads, those of its condition as well. `wait_s`: its WAIT, 0 for
+        NOWAIT; None for an endless one."""
+        self._query = right_to_stream(queue, columns, wait_s=wait_s)
 
     async def lost(self, session: ClientSession) -> ServerError | None:
         """The server's error if the client may not have the rows any more; None if it may. Raises
         ConnectionError."""
         was_in_transaction = session.in_transaction
-        refusal = await self._refusal(session, right_to_stream(self._queue, self._columns))
+        refusal = await self._refusal(session, self._query)
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         if refusal is None:
             account = await self._refusal(session, sql("account_exists"))
@@ -70,8 +72,11 @@ class Rights:
         refusal = None
         for _ in range(ATTEMPTS_MAX):
             refusal = (await spelled(session, query, session.internal_query)).error
+            stream = session.stream
             if refusal is None or refusal.code not in TRANSIENT:
                 break
-            if refusal.code == INTERRUPTED.code and session.stream is not None:
-                session.stream.abort(INTERRUPTED)  # A KILL QUERY sent to the server directly.
+            if refusal.code == ER.LOCK_WAIT_TIMEOUT and stream is not None and stream.over:
+                break  # Its time is up, and the rows that wait for the proof are released.
+            if refusal.code == INTERRUPTED.code and stream is not None:
+                stream.abort(INTERRUPTED)  # A KILL QUERY sent to the server directly.
         return refusal

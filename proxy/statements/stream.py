@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -112,6 +111,7 @@ class Streaming:
             self._end_without_rows(session, stream, proven.header)
             return
         selection = _selection(statement, row_format.time_zone)
+        first_wait_s = statement.first_wait_s
         handle = self._engine.subscribe(
             queue,
             stream,
@@ -119,7 +119,7 @@ class Streaming:
             row_format=row_format,
             limit=_number(statement.limit),
             prefetch=_number(statement.prefetch),
-            first_wait_ns=_first_wait_ns(statement),
+            first_wait_ns=None if first_wait_s is None else int(first_wait_s * NS_PER_S),
             selection=selection,
             locker=stream.lock if isinstance(stream, LockingStream) else None,
         )
@@ -134,7 +134,8 @@ class Streaming:
                 locking = LockingSession(session, proven, selection, unlocked)
                 await locking.attend(stream, KeepingAlive(session, self._settings.ping_interval_s))
             else:
-                await self._attend(session, stream, Rights(queue, columns_read(statement, row_format)))
+                rights = Rights(queue, columns_read(statement, row_format), wait_s=first_wait_s)
+                await self._attend(session, stream, rights)
         except ConnectionError:
             assert stream.over  # The session ended it when it lost its server.
         except Exception as error:
@@ -170,7 +171,7 @@ class Streaming:
 
     def _stream(self, session: ClientSession, proven: ProvenStream) -> Stream:
         condition = _written_condition(proven.statement)
-        is_bounded = _first_wait_ns(proven.statement) is not None
+        is_bounded = proven.statement.first_wait_s is not None
         if proven.statement.locks:
             return LockingStream(session.send, session.read_server, condition, is_bounded=is_bounded)
         return Stream(
@@ -219,16 +220,6 @@ def _written_condition(statement: StreamStatement) -> str | None:
         return written
     partitions = partition_clause(statement.partitions)
     return f"{partitions} WHERE {written}" if written else partitions
-
-
-def _first_wait_ns(statement: StreamStatement) -> int | None:
-    """How long a bounded stream waits for its first message; None for an endless one."""
-    if statement.nowait:
-        return 0
-    if statement.wait is None:
-        return None
-    assert isinstance(statement.wait, Decimal)
-    return int(statement.wait * NS_PER_S)
 
 
 def _number(value: int | Param | None) -> int | None:

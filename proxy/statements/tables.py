@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from decimal import Decimal
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.catalog.directives import is_marked, make_comment, split_comment
@@ -89,9 +91,26 @@ async def refused_as_client(session: ClientSession, table: TableName, finding: A
         raise
 
 
-async def may_settle(session: ClientSession, table: TableName) -> None:
-    """Raises Refused with the server's error if the client may not settle messages of the table."""
-    await checked_query(session, sql("right_to_stream", table=table.quoted(), condition="FALSE"))
+def lock_wait_s(wait_s: Decimal) -> int:
+    """The lock_wait_timeout for a stream that waits so long for its first message: whole seconds, at least one."""
+    return max(1, math.ceil(wait_s))
+
+
+def right_to_settle(table: TableName, condition: str = "FALSE", *, wait_s: Decimal | None = None) -> str:
+    """An UPDATE of no row, which the server denies to a client that may not settle messages of the table.
+
+    `condition` is false, and may name columns that the client needs as well. `wait_s`: how long the server
+    may wait for a lock of the table, or of all tables, before the UPDATE fails with 1205; None: as long as
+    the session's lock_wait_timeout says. At least a second.
+    """
+    within = sql("update") if wait_s is None else sql("update_within", seconds=lock_wait_s(wait_s))
+    return sql("right_to_stream", within=within, table=table.quoted(), condition=condition)
+
+
+async def may_settle(session: ClientSession, table: TableName, *, wait_s: Decimal | None = None) -> None:
+    """Raises Refused with the server's error if the client may not settle messages of the table, or if a
+    lock has held up the server for `wait_s`, as in `right_to_settle`."""
+    await checked_query(session, right_to_settle(table, wait_s=wait_s))
 
 
 def no_queue(table: TableName, hint: str) -> ServerError:

@@ -29,9 +29,10 @@ pytestmark = pytest.mark.either_server
 
 STREAM = "STREAM id, payload FROM m LIMIT 1 NOWAIT"
 SESSION_TRACK = int(Capabilities.CLIENT_SESSION_TRACK)
-PROOF = ["SELECT HEX", "SHOW CREATE", "UPDATE `"]
+BOUNDED = "/*M! SET STATEMENT lock_wait_timeout"
+PROOF = ["SELECT HEX", "SHOW CREATE", BOUNDED]
 """The beginnings of what proves a known STREAM, in one round trip."""
-LOCK = ["/*M!110602 SET STATEMENT innodb_snapshot_isolation = OFF"]
+LOCK = [BOUNDED]
 ACK_PROOF = ["SHOW CREATE", "UPDATE `"]
 """Those of what proves that the session may acknowledge messages."""
 

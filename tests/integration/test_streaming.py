@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, directives, enqueue, rows, run, user
+from tests.support.servers import connect
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
@@ -326,3 +327,42 @@ def test_a_bounded_stream_ends_while_its_claim_is_under_way_and_the_message_come
     assert rows(connection, "SELECT 1 FROM information_schema.processlist WHERE state = 'User sleep'") == [(1,)]
     run(connection, "DROP TRIGGER sleeps")
     eventually(lambda: rows(connection, "STREAM payload, epoch FROM m WAIT 1") == [("a", 1)])
+
+
+@pytest.mark.parametrize(
+    ("begin", "statement"),
+    [
+        ("DO 0", "STREAM * FROM m WAIT 1"),
+        ("DO 0", "STREAM * FROM m NOWAIT"),
+        ("BEGIN", "STREAM * FROM m LIMIT 1 WAIT 1 FOR UPDATE"),
+    ],
+)
+@pytest.mark.parametrize("is_known", [False, True], ids=["the-first-time", "again"])
+def test_a_bounded_stream_ends_in_time_while_the_server_takes_no_writes(
+    server, proxy, database, begin, statement, is_known
+) -> None:
+    with proxy.connect(database=database, read_timeout=60) as connection, connect(server) as backup:
+        create_queue(connection, "m")
+        if is_known:
+            assert [rows(connection, text) for text in (begin, statement, "ROLLBACK")] == [[], [], []]
+        run(connection, begin)  # The session has to prove again what it may.
+        run(backup, "FLUSH TABLES WITH READ LOCK")
+        with pytest.raises(pymysql.err.OperationalError) as stalled:
+            run(connection, statement)
+        assert stalled.value.args[0] == 1205
+        run(backup, "UNLOCK TABLES")
+        assert rows(connection, statement) == []
+
+
+def test_a_lock_of_a_stream_for_update_ends_in_time_while_the_server_takes_no_writes(server, proxy, database) -> None:
+    with proxy.connect(database=database, read_timeout=60) as connection, connect(server) as backup:
+        create_queue(connection, "m")
+        run(connection, "BEGIN")
+        assert rows(connection, "STREAM * FROM m LIMIT 1 WAIT 1 FOR UPDATE") == []
+        run(backup, f"INSERT INTO {database}.m (payload) VALUES ('a')")
+        run(backup, "FLUSH TABLES WITH READ LOCK")
+        with pytest.raises(pymysql.err.OperationalError) as stalled:
+            run(connection, "STREAM * FROM m LIMIT 1 WAIT 1 FOR UPDATE")
+        assert stalled.value.args[0] == 1205
+        run(backup, "UNLOCK TABLES")
+        assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 20 FOR UPDATE") == [("a",)]

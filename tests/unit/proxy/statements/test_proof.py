@@ -26,6 +26,8 @@ from tests.support.sessions import PlayedSession
 
 STREAM = b"STREAM id FROM shop.m LIMIT 1 NOWAIT"
 OK = make_ok()
+RIGHTS = b"/*M! S"
+"""The UPDATE that proves the rights of a bounded stream begins so."""
 AUTOCOMMIT = 2
 CONTEXT = rows(("73686F70", "utf8mb4", "utf8mb4", "SYSTEM", "", "1", "server"), status=AUTOCOMMIT)
 OTHER_CONTEXT = rows(("73686F70", "utf8mb4", "utf8mb4", "+01:00", "", "1", "server"), status=AUTOCOMMIT)
@@ -106,7 +108,7 @@ class Known:
 
     async def prove(self, *answers: Sequence[bytes]) -> list[bytes]:
         """Answer the three queries that come together; the client's answer."""
-        assert await self.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        assert await self.batch() == [b"SELECT", b"SHOW C", RIGHTS]
         self.played.session.server_sent(b"".join(map(framed, answers)))
         return await self.result()
 
@@ -134,7 +136,7 @@ def play(script: Callable[[Known], Awaitable[None]], rights_max_age_s: float = O
 def test_the_queries_go_out_together_and_the_answer_is_that_of_the_first_time() -> None:
     async def script(known: Known) -> None:
         known.played.query(STREAM)
-        assert await known.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        assert await known.batch() == [b"SELECT", b"SHOW C", RIGHTS]
         known.played.session.server_sent(b"".join(map(framed, FINE)))
         assert await known.result() == [*HEADER[:-1], make_eof(AUTOCOMMIT)]
         assert known.engine.subscribed == 2
@@ -189,7 +191,7 @@ def test_whatever_differs_the_stream_is_proven_as_if_it_were_the_first(answers: 
         await known.batch()
         known.played.session.server_sent(b"".join(map(framed, answers)))
         assert await known.serve(OTHER_CONTEXT, OTHER_DEFINITION, [OK], HEADER) == [
-            *(b"SELECT", b"SHOW C", b"UPDATE", b"SELECT")
+            *(b"SELECT", b"SHOW C", RIGHTS, b"SELECT")
         ]
         assert len(await known.result()) == len(HEADER)
 
@@ -297,7 +299,7 @@ def test_a_transaction_that_a_refused_proof_began_ends_before_the_next_proof() -
         begun = make_ok(status=IN_TRANS | AUTOCOMMIT)
         known.played.session.server_sent(framed(OTHER_CONTEXT) + framed(DEFINITION) + frame(begun, 1))
         assert await known.serve([OK], CONTEXT, DEFINITION, [OK], HEADER) == [
-            *(b"COMMIT", b"SELECT", b"SHOW C", b"UPDATE", b"SELECT")
+            *(b"COMMIT", b"SELECT", b"SHOW C", RIGHTS, b"SELECT")
         ]
 
     play(script)
@@ -345,7 +347,7 @@ def test_a_proof_does_not_hold_behind_any_other_statement(between: bytes) -> Non
         known.played.query(STREAM)
         await known.prove(*FINE)
         await relayed(known, between)
-        assert await asked(known) == [b"SELECT", b"SHOW C", b"UPDATE"]
+        assert await asked(known) == [b"SELECT", b"SHOW C", RIGHTS]
 
     play(script, NEVER_OLD_S)
 
@@ -361,7 +363,7 @@ def test_a_proof_holds_for_a_quarter_of_the_time_after_which_rows_wait_for_one()
         known.played.query(STREAM)
         assert await known.result() == ENDED
         now_s += 0.2
-        assert await asked(known) == [b"SELECT", b"SHOW C", b"UPDATE"]
+        assert await asked(known) == [b"SELECT", b"SHOW C", RIGHTS]
 
     asyncio.run(asyncio.wait_for(script(), 30))
 
@@ -372,7 +374,7 @@ def test_each_session_proves_its_own_streams() -> None:
         await known.prove(*FINE)
         other = Known(known)
         await other.first()
-        assert await asked(other) == [b"SELECT", b"SHOW C", b"UPDATE"]
+        assert await asked(other) == [b"SELECT", b"SHOW C", RIGHTS]
 
     play(script, NEVER_OLD_S)
 
@@ -395,7 +397,7 @@ def test_a_stream_for_update_that_locks_nothing_leaves_no_transaction_open() -> 
     async def script(known: Known) -> None:
         await locking(known)
         known.played.query(FOR_UPDATE)
-        assert await known.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        assert await known.batch() == [b"SELECT", b"SHOW C", RIGHTS]
         answer(known, b"".join(map(framed, (LOCKING, DEFINITION, BEGUN))))
         assert await known.serve([make_ok(status=0)]) == [b"COMMIT"]
         assert (await known.result())[-1] == make_eof(0)
