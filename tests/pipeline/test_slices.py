@@ -39,7 +39,7 @@ def test_a_task_reads_the_next_rows_while_the_server_inserts() -> None:
     endpoint, ledger = MagicMock(), MagicMock()
     connection = endpoint.connect.return_value = MagicMock()
     connection.__enter__.return_value = connection
-    connection.cursor.return_value = nullcontext(MagicMock(execute=execute))
+    connection.cursor.return_value = nullcontext(MagicMock(execute=execute, nextset=lambda: None))
     Target(endpoint, ledger, MagicMock(), "`q`", ("n",), (2,)).write(rows_of_spark())
     assert [statement[-3:] for statement in inserted] == [b"(0)", b"(1)"]
 

@@ -195,6 +195,7 @@ class MeasuringConnection(StoreConnection):
 
     def _explained(self, text: str) -> dict[str, str]:
         names = ("id", "select", "table", "partitions", "type", "possible", "key", "key_len", "ref", "rows", "Extra")
+        text = re.sub(r"^(/[*]M!.*?[*]/\s*)+", "", text)  # Settings for this one statement precede an EXPLAIN.
         result = self._result(f"EXPLAIN /*!80000 FORMAT=TRADITIONAL */ /*M! PARTITIONS */ {text}")
         values = [(value or b"").decode() for value in text_values(result.rows[-1])]  # Of INSERT … SELECT, the latter.
         if len(values) > len(names):  # MySQL also shows what is filtered.
@@ -491,7 +492,14 @@ class TestLockingByAClient:
         sql = TableStatements(bench.table)
         words = {"ids": sql.ids(want.key for want in due), "now_ns": bench.subject.now_ns(), "limit": LIMIT}
         text = client_sql(
-            "lock_messages", **sql.words, **words, first=sql.words["id"], columns="id, body", alive="TRUE", order=order
+            "lock_messages",
+            **sql.words,
+            **words,
+            first=sql.words["id"],
+            columns="id, body",
+            alive="TRUE",
+            order=order,
+            seconds=1,
         )
         with bench.store._pool.connection() as connection:
             connection.run([text])

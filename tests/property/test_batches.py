@@ -48,6 +48,9 @@ class Running:
     asked: Asked
     claim: MemoryClaim
     left: list[Step]
+    required: dict[Key, set[Key]] | None = None
+    """What each follow-up had to wait for when the claim checked their batches. A part that came later, to a batch
+    that was done by then, is none of theirs."""
 
 
 @dataclass(eq=False)
@@ -222,21 +225,25 @@ class Batched(RuleBasedStateMachine):
                     claim = self.claim_type(self.store, proxy.stage.queue, wanted, slot)
                     running = proxy.claims[claim_id] = Running(asked, claim, list(self.steps))
                 running.claim.do(step := running.left.pop(0))
-                if step is Step.COMMIT:
-                    self._check(running.claim)
-                    proxy.stage.end_holdings(taken.key for taken in running.claim.result.claims)
+                if step is Step.CHECK_BATCHES:
+                    running.required = {key: set(parts) for key, parts in self.required.items()}
                 if not running.left:
                     del proxy.claims[claim_id]
+                if step is Step.COMMIT:
+                    self._check(running)
+                    proxy.stage.end_holdings(taken.key for taken in running.claim.result.claims)
+                if not running.left:
                     self._answer_claim(proxy.stage, running)
             case _:
                 proxy.stage.do(asked)
 
-    def _check(self, claim: MemoryClaim) -> None:
+    def _check(self, running: Running) -> None:
         """No follow-up was claimed for the first time before its batch was done."""
         rows = self.store.rows[TABLE]
-        for taken in claim.result.claims:
-            if taken.epoch == 1 and taken.key in self.required:
-                unacknowledged = [row.key for key in self.required[taken.key] if (row := rows.get(key))
+        required = self.required if running.required is None else running.required
+        for taken in running.claim.result.claims:
+            if taken.epoch == 1 and taken.key in required:
+                unacknowledged = [row.key for key in required[taken.key] if (row := rows.get(key))
                                   if row.time_acked_ns is None]  # fmt: skip
                 assert not unacknowledged, f"{taken.key!r} does not wait for {unacknowledged}"
 

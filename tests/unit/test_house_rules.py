@@ -79,6 +79,7 @@ ENGINE_SHELL = {
     "engine.store.scan",
     "engine.store.semaphores",
     "engine.store.unlocked",
+    "engine.store.unprepared",
 }
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")

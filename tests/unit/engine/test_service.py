@@ -25,14 +25,16 @@ OTHER = TableId("test", "other")
 
 @dataclass
 class Basket:
-    """A sink that keeps its calls."""
+    """A sink that keeps its calls. It is filled by this many rows."""
 
+    wanted: int = 1
     rows: list[bytes] = field(default_factory=list)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def deliver(self, rows: tuple[bytes, ...]) -> None:
         self.rows += rows
-        self.filled.set()
+        if len(self.rows) >= self.wanted:
+            self.filled.set()
 
     def end(self, cause: Cause, text: str) -> None:
         raise AssertionError((cause, text))
@@ -97,7 +99,7 @@ def test_acknowledgements_and_wakeups_in_one_turn_of_the_event_loop_are_one_even
             store.put(TABLE, Row(number, payload=b"x"))
         engine = Engine(store, EngineSettings())
         await engine.start()
-        basket = Basket()
+        basket = Basket(wanted=4)
         handle = engine.subscribe(await engine.queue(TABLE), basket, holder=1, row_format=FORMAT)
         await asyncio.wait_for(basket.filled.wait(), 10)
         monkeypatch.setattr(Dispatcher, "settled", note_settled)
