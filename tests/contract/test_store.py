@@ -740,6 +740,39 @@ class TestPurge:
         assert subject.store.purge(subject.table, 100 * 365 * 24 * HOUR, 10).value.rows == 0
 
 
+class TestRefusals:
+    def test_a_claim_with_a_refused_row_takes_nothing_and_may_be_tried_with_fewer(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 3)
+        before = [subject.row(key) for key in (1, 2, 3)]
+        with subject.updates_refused(2):
+            for keys in ((1, 2, 3), (2,)):
+                with pytest.raises(StoreError) as refused:
+                    claim(subject, *keys)
+                assert refused.value.refusal is not None
+                assert not refused.value.lasting
+            assert [subject.row(key) for key in (1, 2, 3)] == before
+            assert keys_of(claim(subject, 1, 3)) == {1, 3}
+        assert keys_of(claim(subject, 2)) == {2}
+
+    def test_a_purge_deletes_what_is_beside_refused_rows_and_names_these(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(*(Row(key, 0, 1, None, now_ns - key * HOUR) for key in range(1, 10)))
+        with subject.deletions_refused(4, 8):
+            purged = subject.store.purge(subject.table, 0, 100).value
+            assert (purged.rows, set(purged.refused)) == (7, {4, 8})
+            assert [key for key in range(1, 10) if subject.row(key)] == [4, 8]
+
+    def test_dead_messages_move_beside_one_that_is_refused_and_it_waits(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 3, epoch=3)
+        wanted = [Wanted(key, 3, HOUR) for key in (1, 2, 3)]
+        with subject.deletions_refused(2):
+            answer = subject.store.move_dead_letters(subject.table, wanted, subject.dead_letter())
+        assert set(answer.value.moved) == {1, 3}
+        assert answer.value.problem is not None
+        assert [subject.row(key) for key in (1, 2, 3)] == [None, Row(2, 0, 3, answer.now_ns + HOUR), None]
+        assert subject.dead(2) is None
+
+
 class TestCatalog:
     def test_a_marked_table_is_discovered_and_described(self, subject: Subject) -> None:
         assert subject.table.id in subject.store.discover().value.marked

@@ -112,6 +112,12 @@ class Subject(Protocol):
     def locked(self, *keys: Key) -> contextlib.AbstractContextManager[None]:
         """An open transaction of another session that has changed these rows."""
 
+    def updates_refused(self, *keys: Key) -> contextlib.AbstractContextManager[None]:
+        """The server refuses to change these rows."""
+
+    def deletions_refused(self, *keys: Key) -> contextlib.AbstractContextManager[None]:
+        """The server refuses to delete these rows."""
+
     def now_ns(self) -> int:
         """The clock of the store's server."""
 
@@ -219,6 +225,18 @@ class MemorySubject:
         yield
         self.store.locked -= set(keys)
 
+    @contextlib.contextmanager
+    def updates_refused(self, *keys: Key) -> Iterator[None]:
+        self.store.unclaimable |= set(keys)
+        yield
+        self.store.unclaimable -= set(keys)
+
+    @contextlib.contextmanager
+    def deletions_refused(self, *keys: Key) -> Iterator[None]:
+        self.store.undeletable |= set(keys)
+        yield
+        self.store.undeletable -= set(keys)
+
     def now_ns(self) -> int:
         return self.store.now_ns
 
@@ -316,6 +334,7 @@ class ServerSubject:
         self.execute("DELETE FROM messages")
         self._empty_own_tables()
         self.execute("DROP TABLE IF EXISTS dead")
+        self.execute("DROP TRIGGER IF EXISTS refuses")
 
     def close(self) -> None:
         """Drop its database."""
@@ -391,6 +410,22 @@ class ServerSubject:
                 cursor.execute("SELECT id FROM messages WHERE id = %s FOR UPDATE", [key])
             yield
             other.rollback()
+
+    def updates_refused(self, *keys: Key) -> contextlib.AbstractContextManager[None]:
+        return self._refused("UPDATE", keys)
+
+    def deletions_refused(self, *keys: Key) -> contextlib.AbstractContextManager[None]:
+        return self._refused("DELETE", keys)
+
+    @contextlib.contextmanager
+    def _refused(self, statement: str, keys: Sequence[Key]) -> Iterator[None]:
+        self.execute(
+            f"CREATE TRIGGER refuses BEFORE {statement} ON messages FOR EACH ROW"
+            f" IF OLD.id IN ({', '.join(map(str, keys))}) THEN SIGNAL SQLSTATE '45000'"
+            " SET MESSAGE_TEXT = 'a trigger refuses the row'; END IF"
+        )
+        yield
+        self.execute("DROP TRIGGER refuses")
 
     def now_ns(self) -> int:
         return self.store.lookup(self.table, []).now_ns

@@ -54,6 +54,12 @@ REDO_LOG: dict[Flavour, str] = {
 """Servers wait with all commits while their redo log is full: with 32 MB and a busy disk, for a minute."""
 SAMPLE_ROWS = 2000
 """Counted of a queue at most: with a million waiting, a full count would be most of the server's work."""
+EPOCH_MAX = 2**63 - 1
+"""Of a message that no claim can count further."""
+OLD_ROWS = 100
+"""Of a queue with rows that cannot be purged."""
+PURGED_S = 180.0
+"""A run that lasts so long sees old rows purged, once a minute."""
 IDLE_S = 20.0
 """After so long without any progress a run is given up."""
 
@@ -232,6 +238,10 @@ class Harness:
                 cursor.execute(f"CREATE SEMAPHORE {name} CAPACITY {capacity}")
             for plan in run.plans:
                 cursor.execute(plan.create)
+                for number in range(plan.refused):
+                    cursor.execute(f"INSERT INTO {plan.name} (token, epoch) VALUES ({-1 - number}, {EPOCH_MAX})")
+                if plan.kept:
+                    _add_old_rows(cursor, plan)
                 for event in ("INSERT", "UPDATE") if plan.audited else ():
                     cursor.execute(
                         f"CREATE TRIGGER audit_{event} BEFORE {event} ON {plan.name} FOR EACH ROW"
@@ -385,7 +395,8 @@ class Harness:
                 cursor.execute(
                     f"SELECT COUNT(*), COALESCE(SUM(time_next <= {NOW_NS}), 0), COALESCE(MIN(time_next), 0),"
                     f" COALESCE(({NOW_NS} - MIN(time_next)) DIV 1000, 0) FROM (SELECT time_next FROM {plan.name}"
-                    f" WHERE time_acked IS NULL ORDER BY priority, time_next LIMIT {SAMPLE_ROWS}) AS first"
+                    " WHERE time_acked IS NULL AND token >= 0 ORDER BY priority, time_next"
+                    f" LIMIT {SAMPLE_ROWS}) AS first"
                 )
                 ((waiting, due, first, oldest),) = cursor.fetchall()
                 if waiting:
@@ -422,6 +433,31 @@ class Harness:
                 _write_rows(self.history, root, plan.name, plan.name)
                 if plan.dead_letter:
                     _write_rows(self.history, root, plan.dead_letter, plan.name, dead=True)
+                if plan.kept and self.plan.seconds >= PURGED_S and (left := _old_rows_left(root, plan)):
+                    self.history.write("alarm", text=f"{plan.name}: {left} old rows are not purged beside {plan.kept}")
+
+
+def _add_old_rows(cursor: Any, plan: Plan) -> None:
+    """Rows that were acknowledged two days ago. A foreign key refers to the first ones."""
+    cursor.execute(
+        f"CREATE TABLE {plan.name}_refers (message BIGINT UNSIGNED NOT NULL PRIMARY KEY,"
+        f" FOREIGN KEY (message) REFERENCES {plan.name} (id))"
+    )
+    for number in range(OLD_ROWS):
+        row = f"({-1 - number}, 1, {NOW_NS} - {2 * 86_400 * 10**9} + {number})"
+        cursor.execute(f"INSERT INTO {plan.name} (token, epoch, time_acked) VALUES {row}")
+        if number < plan.kept:
+            cursor.execute(f"INSERT INTO {plan.name}_refers VALUES (LAST_INSERT_ID())")
+
+
+def _old_rows_left(root: Any, plan: Plan) -> int:
+    """How many of them are there, of those to which no foreign key refers."""
+    with root.cursor() as cursor:
+        cursor.execute(
+            f"SELECT COUNT(*) FROM {plan.name} WHERE token < 0 AND time_acked IS NOT NULL"
+            f" AND id NOT IN (SELECT message FROM {plan.name}_refers)"
+        )
+        return int(cursor.fetchone()[0])
 
 
 def _clock(folder: Path) -> ShiftedClock:
@@ -432,7 +468,7 @@ def _clock(folder: Path) -> ShiftedClock:
 def _write_rows(history: Writer, root: Any, table: str, queue: str, *, dead: bool = False) -> None:
     """What the rows of a table have become, a few thousand at a time."""
     with root.cursor(pymysql.cursors.SSCursor) as cursor:
-        cursor.execute(f"SELECT token, epoch, time_acked IS NOT NULL FROM {table}")
+        cursor.execute(f"SELECT token, epoch, time_acked IS NOT NULL FROM {table} WHERE token >= 0")
         while rows := cursor.fetchmany(5000):
             groups: dict[tuple[int, int], list[int]] = defaultdict(list)
             for token, epoch, acked in rows:

@@ -94,6 +94,10 @@ class Plan:
     """The last message of each INSERT follows its other messages."""
     follow_ups: str = ""
     """The queue of the messages that follow; empty: this one."""
+    refused: int = 0
+    """So many rows at its front cannot be claimed: their epoch is as great as it can be. Nothing waits for them."""
+    kept: int = 0
+    """So many old acknowledged rows cannot be purged, because a foreign key refers to them. Others are."""
     redriven: bool = False
     """Dead messages come back, as new ones, and meanwhile keep what follows them waiting."""
 
@@ -147,11 +151,11 @@ PLANS = (
         "bulk", made("bulk", *SHORT, "BATCH_SIZE = 500"), 5, 8, share=60, streams=4, producers=4, batch=1000,
         careful=True,
     ),
-    Plan("plain", made("plain", *SHORT), 5, 8, share=2, streams=2, pollers=1, prefetch=500),
+    Plan("plain", made("plain", *SHORT), 5, 8, share=2, streams=2, pollers=1, prefetch=500, refused=5, kept=5),
     Plan("vitess", VITESS.format(name="vitess"), 4, 8, share=1, streams=1, lockers=1, pollers=1, plain_sql=True),
     Plan(
         "limited", made("limited", *SHORT, "MAX_IN_FLIGHT = 40"), 5, 8, share=0.3, streams=2, pollers=1,
-        max_in_flight=40,
+        max_in_flight=40, refused=3,
     ),
     Plan(
         "failing", made("failing", "ACK_WAIT = 2", "MAX_BACKOFF = 4", "MAX_ATTEMPTS = 3", "DEAD_LETTER = failing_dead"),
@@ -176,7 +180,7 @@ PLANS = (
         ddl=("alter", "comment", "truncate", "recreate", "pause"),
     ),
     Plan("ordered", made("ordered", *SHORT), 5, 8, share=0.3, streams=0, pollers=1, quota_per_s=30, ordered=True),
-    Plan("singles", made("singles", *SHORT), 5, 8, quota_per_s=25, streams=0, pollers=6, singles=True),
+    Plan("singles", made("singles", *SHORT), 5, 8, quota_per_s=25, streams=0, pollers=6, singles=True, refused=3),
     Plan(
         "audited", VITESS.format(name="audited"), 4, 8, share=0.2, streams=1, pollers=1, quota_per_s=20,
         audited=True,
@@ -187,7 +191,7 @@ PLANS = (
     ),
     Plan(
         "grouped", made("grouped", *GROUPED, "GROUP_LIMIT = 3"), 5, 8, quota_per_s=10, streams=1, pollers=1,
-        groups=8, group_limit=3,
+        groups=8, group_limit=3, refused=2,
     ),
     Plan(
         "strict", made("strict", *GROUPED, "GROUP_ORDER = STRICT"), 5, 8, quota_per_s=10, streams=1, pollers=1,
