@@ -205,6 +205,10 @@ class Engine:
         """
         return await self._queues.inspect(table, fresh=fresh)
 
+    def broken(self) -> Sequence[BrokenTable]:
+        """The tables that are marked as queues and cannot be used as such, as they were last described."""
+        return self._queues.broken()
+
     async def limits_problem(self, table: TableId, policy: Policy) -> str | None:
         """Why the limits of a queue with this policy could not be kept over all proxies, apart from its
         indexes; None if they can. Raises StoreError."""

@@ -46,7 +46,7 @@ from proxy.server.parts import (
     store_limits,
 )
 from proxy.server.processes import Announce, Report, Supervisor
-from proxy.server.sources import Sources, own_streams
+from proxy.server.sources import Sources, known_problems, own_streams
 from proxy.server.tracing import traced
 from proxy.settings import BadSetting, Settings, advice, load
 from proxy.statements.proxies import introduction
@@ -273,7 +273,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack, announce:
     stack.push_async_callback(probe.close)
     inspector = Inspector(engine, introduction(settings), show_payload=settings.admin_show_payload)
     stack.callback(inspector.close)
-    sources = Sources(metrics.families, probe.reason, probe.unready, inspector.inspect, partial(own_streams, proxy))
+    streams, problems = partial(own_streams, proxy), partial(known_problems, proxy)
+    sources = Sources(metrics.families, probe.reason, probe.unready, inspector.inspect, streams, problems)
     admin = Admin(sources, access, settings.admin_connections_max, show_payload=settings.admin_show_payload)
     await checks.warn(engine, settings)
     admin_at = await _ready(settings, stack, admin)

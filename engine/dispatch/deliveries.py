@@ -192,7 +192,7 @@ class Deliveries:
     def remove_stream(self, subscriber: Subscriber) -> None:
         """End a stream, and give its unsent leases back. Those that its client's session is locking stay until
         that is answered: the transaction may hold them."""
-        self._parts.groups.remove_subscription(subscriber)
+        self._parts.groups.remove_subscription(subscriber, self._parts.now)
         self.give_back([lease for lease in subscriber.unsent.values() if not lease.awaits_lock])
 
     def end_stream(self, subscriber: Subscriber, cause: Cause, text: str = "") -> End:

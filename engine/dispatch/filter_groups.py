@@ -87,6 +87,8 @@ class FilterGroups:
         self._subscribers: dict[int, Subscriber] = {}
         self._streams_of: dict[int, set[int]] = {}
         """The ids of the subscribers of each holder."""
+        self.stream_ended_ns: int | None = None
+        """When the last stream ended (monotonic); None: none has."""
         self.main = self._group(ANYTHING)
         """The group of the streams without a condition."""
 
@@ -118,8 +120,9 @@ class FilterGroups:
         self._streams_of.setdefault(spec.holder, set()).add(spec.id)
         group.subscribers.add_stream(subscriber)
 
-    def remove_subscription(self, subscriber: Subscriber) -> None:
+    def remove_subscription(self, subscriber: Subscriber, now: Instant) -> None:
         """End a stream. The caller gives its unsent leases back."""
+        self.stream_ended_ns = now.mono_ns
         del self._subscribers[subscriber.spec.id]
         streams = self._streams_of[subscriber.spec.holder]
         streams.discard(subscriber.spec.id)

@@ -241,6 +241,10 @@ class Queues:
         known = self._known.get(self._spellings.get(table, table))
         return known.found if known is not None and self._is_current(table, known.read) else None
 
+    def broken(self) -> Sequence[BrokenTable]:
+        """The marked tables that cannot be queues, as they were last described."""
+        return [known.found for known in self._known.values() if isinstance(known.found, BrokenTable)]
+
     def _remember_text(self, found: QueueTable | BrokenTable, text: bytes) -> None:
         """Remember that the text shows this description, unless a later read has replaced it."""
         known = self._known.get(found.id)

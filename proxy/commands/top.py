@@ -48,7 +48,8 @@ def queues_table(queues: Sequence[Row], lines: int) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("State", ratio=1, no_wrap=True)
     for row in queues[:lines]:
-        stuck = row["Ready"] and (not row["Subscribers"] or row["State"] != "running")
+        consumed = row["Subscribers"] or row["In_flight"]  # A worker that polls has no stream while it works.
+        stuck = row["State"] == "broken" or (row["Ready"] and not (consumed and row["State"] == "running"))
         cells = [f"{row['Database']}.{row['Name']}", *(_number(row[name]) for name in NUMBERS)]
         cells += [_seconds(row["Oldest_ready_s"]), *(_rate(row[name]) for name in RATES), _number(row["Subscribers"])]
         cells.append(f"{row['State']}: {row['Problem']}" if row["Problem"] else row["State"])
@@ -141,7 +142,7 @@ def top(
 ) -> None:
     """Show the queues and their consumers, updated every few seconds; Ctrl-C ends it.
 
-    Queues with due messages and no consumer, and paused ones, are bold.
+    Broken queues, and those with due messages that nobody reads or works on, are bold.
 
     \b
     Examples:

@@ -1,4 +1,8 @@
-"""Why messages of a queue are not delivered by this proxy, though they are due."""
+"""Why messages of a queue are not delivered by this proxy, though they are due.
+
+A consumer need not have a stream open: a worker that polls (`STREAM … LIMIT 1 WAIT 20`) has none while it
+works. It is a consumer as long as it holds a message, or has polled within the last minute.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from engine.dispatch.dispatcher import Dispatcher
+from engine.model import NS_PER_S
+
+CONSUMER_NS = 60 * NS_PER_S
+"""So long after its last stream ended, a queue has a consumer: longer than a poll waits, and a worker pauses
+after an error."""
 
 Test = Callable[[Dispatcher], bool]
 """Whether a reason holds."""
@@ -17,7 +26,10 @@ def _paused(dispatcher: Dispatcher) -> bool:
 
 def _no_consumer(dispatcher: Dispatcher) -> bool:
     """Nobody needs to read a dead-letter table."""
-    return not dispatcher.subscribers and not dispatcher.parts.policy.dead_letter_of
+    parts = dispatcher.parts
+    ended_ns = parts.groups.stream_ended_ns
+    lately = ended_ns is not None and parts.now.mono_ns < ended_ns + CONSUMER_NS
+    return not (dispatcher.subscribers or dispatcher.in_flight or lately or parts.policy.dead_letter_of)
 
 
 def _limit(dispatcher: Dispatcher) -> bool:
@@ -68,7 +80,7 @@ def _consumers_full(dispatcher: Dispatcher) -> bool:
 REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
     {
         "paused": (_paused, "the queue is paused: RESUME QUEUE"),
-        "no_consumer": (_no_consumer, "no stream reads it"),
+        "no_consumer": (_no_consumer, "no stream has read it within the last minute"),
         "limit": (_limit, "as many are in flight as max_in_flight or vt_cache_size allows"),
         "group_limit": (_group_limit, "each group that has messages has as many in flight as group_limit allows"),
         "group_rate": (_group_rate, "each group that has messages has used up its group_rate, or has no place"),
@@ -83,6 +95,12 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
 """Each reason with its test and its text for people. A new kind of limit adds its reason here."""
 
 
-def reasons(dispatcher: Dispatcher) -> tuple[str, ...]:
-    """The reasons that hold now. Whether a message is due is not part of them."""
-    return tuple(name for name, (holds, _) in REASONS.items() if holds(dispatcher))
+def reasons(dispatcher: Dispatcher, leased: int = 0) -> tuple[str, ...]:
+    """The reasons that hold now. Whether a message is due is not part of them.
+
+    `leased`: the messages in flight at any proxy, by the last count in the database. Who holds one is a
+    consumer, whichever proxy it has.
+    """
+    return tuple(
+        name for name, (holds, _) in REASONS.items() if holds(dispatcher) and not (leased and name == "no_consumer")
+    )

@@ -19,6 +19,13 @@ SAMPLES_MAX = 120
 """Samples of one queue: of an hour, one every thirty seconds. With more, every second one is
 dropped."""
 
+STUCK_S = 60.0
+"""A queue without an acknowledgement for so long may be stuck, however short its jobs are: counts are up to half a
+minute old."""
+
+BEHIND_S = 60.0
+"""A queue whose oldest message has been due for so long is behind."""
+
 PREFIX = "ackstream_"
 OF_QUEUES = "ackstream_queue_"
 BUCKETS = {
@@ -67,6 +74,8 @@ class QueueState:
     """Ready messages during the last hour, the oldest first."""
     enqueued_per_s: float | None = None
     acknowledged_per_s: float | None = None
+    idle_s: float | None = None
+    """How long this proxy has seen no acknowledgement; None: it has seen none, as far as there are samples."""
     pickup: Buckets = ()
     work: Buckets = ()
     samples: tuple[Sample, ...] = ()
@@ -84,9 +93,29 @@ class QueueState:
         return self.values.get(name)
 
     @property
+    def is_broken(self) -> bool:
+        """Whether the table is marked as a queue and cannot be used as one."""
+        return bool(self.count("broken"))
+
+    @property
     def is_stuck(self) -> bool:
-        """Whether messages are due and something holds them back."""
-        return bool(self.reasons) and (self.count("ready") or 0) > 0
+        """Whether messages are due, something holds them back, and none was acknowledged for longer than a
+        job takes here: the 99th percentile, a minute at least."""
+        job_s = percentile((), self.work) or 0.0
+        idle = self.idle_s is None or self.idle_s > max(STUCK_S, job_s)
+        return bool(self.reasons) and (self.count("ready") or 0) > 0 and idle
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether messages have been due for a minute although others are acknowledged."""
+        late = (self.count("oldest_ready_age_seconds") or 0.0) > BEHIND_S
+        return late and not self.is_stuck and self.idle_s is not None
+
+    @property
+    def done_in_s(self) -> float | None:
+        """How long the messages that are due take at the present rates; None: they do not become fewer."""
+        fewer_per_s = (self.acknowledged_per_s or 0.0) - (self.enqueued_per_s or 0.0)
+        return (self.count("ready") or 0.0) / fewer_per_s if fewer_per_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +123,7 @@ class Overview:
     """The proxy now."""
 
     queues: tuple[QueueState, ...]
+    """Broken ones first, then by name."""
     proxy: Mapping[str, float]
     """Metrics without labels, by their names without the prefix."""
 
@@ -106,6 +136,8 @@ class History:
         self._samples: dict[Name, deque[Sample]] = {}
         self._buckets: dict[Name, tuple[Buckets, Buckets]] = {}
         """Of the last sample."""
+        self._acknowledged_s: dict[Name, float] = {}
+        """When a sample showed the last growth of the acknowledged ones."""
         self._sampled_s = float("-inf")
 
     def view(self, families: Iterable[Metric], now_s: float) -> Overview:
@@ -113,7 +145,8 @@ class History:
         queues, proxy = _read(families)
         with self._lock:
             self._add_past(queues, now_s)
-        return Overview(tuple(queues[name] for name in sorted(queues)), proxy)
+        in_order = sorted(queues.values(), key=lambda queue: (not queue.is_broken, queue.name))
+        return Overview(tuple(in_order), proxy)
 
     def _add_past(self, queues: Mapping[Name, QueueState], now_s: float) -> None:
         if now_s >= self._sampled_s + SAMPLE_S:
@@ -123,6 +156,8 @@ class History:
             samples = self._samples.get(name, deque())
             queue.samples = tuple(samples)
             queue.ready = tuple(sample.ready for sample in samples)
+            if (acknowledged_s := self._acknowledged_s.get(name)) is not None:
+                queue.idle_s = now_s - acknowledged_s
             if len(samples) > 1:
                 before, last = samples[-2], samples[-1]
                 past_s = last.at_s - before.at_s
@@ -132,18 +167,22 @@ class History:
     def _take(self, queues: Mapping[Name, QueueState], now_s: float) -> None:
         self._samples = {name: samples for name, samples in self._samples.items() if name in queues}
         self._buckets = {name: buckets for name, buckets in self._buckets.items() if name in queues}
+        self._acknowledged_s = {name: at_s for name, at_s in self._acknowledged_s.items() if name in queues}
         for name, queue in queues.items():
             if (ready := queue.count("ready")) is None:
                 continue
             samples = self._samples.setdefault(name, deque())
             values = queue.values
             pickup, work = self._buckets.get(name, ((), ()))
+            acknowledged = values.get("acknowledged_total", 0.0)
+            if samples and acknowledged > samples[-1].acknowledged:
+                self._acknowledged_s[name] = now_s
             samples.append(
                 Sample(
                     now_s,
                     ready,
                     values.get("enqueued_total", 0.0),
-                    values.get("acknowledged_total", 0.0),
+                    acknowledged,
                     values.get("delivered_total", 0.0),
                     percentile(pickup, queue.pickup),
                     percentile(work, queue.work),

@@ -14,7 +14,11 @@ from urllib.parse import urlencode
 from proxy.server import markup
 from proxy.server.holding import REASONS
 from proxy.server.markup import age, duration, facts, line, link, number, rate
-from proxy.server.overview import Overview, QueueState
+from proxy.server.overview import Name, Overview, QueueState
+from proxy.server.sources import Problem
+
+PROBLEMS_MAX = 50
+"""Problems that the page lists."""
 
 PLOT_POINTS_MAX = 30
 PLOT_WIDTH, PLOT_HEIGHT = 90, 20
@@ -71,8 +75,8 @@ class Request:
         return cls(sort if sort in COLUMNS else "name", query.get("search", "")[:200])
 
 
-def document(overview: Overview, request: Request) -> str:
-    """The whole page."""
+def document(overview: Overview, request: Request, problems: Sequence[Problem] = ()) -> str:
+    """The whole page; as `content`."""
     search = escape(request.search, quote=True)
     before = f"""<h1>Queues</h1>
 <form method="get" role="search">
@@ -81,16 +85,17 @@ def document(overview: Overview, request: Request) -> str:
 <input name="sort" type="hidden" value="{request.sort}">
 <button>Search</button>
 </form>"""
-    return markup.document("ackstream: queues", content(overview, request), before)
+    return markup.document("ackstream: queues", content(overview, request, problems), before)
 
 
-def content(overview: Overview, request: Request) -> str:
-    """The part of the page that is replaced every few seconds."""
+def content(overview: Overview, request: Request, problems: Sequence[Problem] = ()) -> str:
+    """The part of the page that is replaced every few seconds. `problems`: of all queues, with those first that
+    matter most."""
     shown = [queue for queue in overview.queues if request.search.casefold() in ".".join(queue.name).casefold()]
     if request.sort != "name":
         value = COLUMNS[request.sort].value
         shown.sort(key=lambda queue: -(value(queue) or 0.0))
-    return "\n".join([_proxy(overview), _stuck(shown), _table(shown, request)])
+    return "\n".join([_proxy(overview), _problems(problems), _stuck(shown), _behind(shown), _table(shown, request)])
 
 
 def _proxy(overview: Overview) -> str:
@@ -109,12 +114,40 @@ def _proxy(overview: Overview) -> str:
     return facts(shown)
 
 
+def _problems(problems: Sequence[Problem]) -> str:
+    if not problems:
+        return ""
+    items = "".join(map(_problem, problems[:PROBLEMS_MAX]))
+    more = len(problems) - PROBLEMS_MAX
+    items += f"<li>and {number(more)} more: SHOW FULL QUEUES lists all</li>" if more > 0 else ""
+    return f"<h2>Problems</h2><ul class=stuck>{items}</ul>"
+
+
+def _problem(problem: Problem) -> str:
+    queue = _link((problem.queue.db, problem.queue.name))
+    return f"<li>{queue}{' is broken' if problem.is_broken else ''}: {escape(problem.text)}</li>"
+
+
+def _behind(queues: list[QueueState]) -> str:
+    items = "".join(
+        f"<li>{_link(queue.name)}: {number(queue.count('ready') or 0)} due, {_progress(queue)}</li>"
+        for queue in queues
+        if queue.is_behind
+    )
+    return f"<h2>Behind</h2><ul>{items}</ul>" if items else ""
+
+
+def _progress(queue: QueueState) -> str:
+    done = f"{rate(queue.acknowledged_per_s or 0.0)} acknowledged"
+    return f"{done}: they do not become fewer" if queue.done_in_s is None else f"{done}: done in {age(queue.done_in_s)}"
+
+
 def _stuck(queues: list[QueueState]) -> str:
     stuck = [queue for queue in queues if queue.is_stuck]
     if not stuck:
         return "<h2>Stuck</h2><p>No queue has messages that are due and held back.</p>"
     items = "".join(
-        f"<li>{_link(queue)}: {number(queue.count('ready') or 0)} due;"
+        f"<li>{_link(queue.name)}: {number(queue.count('ready') or 0)} due;"
         f" {escape('; '.join(REASONS[reason][1] for reason in queue.reasons))}</li>"
         for queue in stuck
     )
@@ -140,14 +173,15 @@ def _head(name: str, title: str, request: Request) -> str:
 
 
 def _row(queue: QueueState) -> str:
-    name = _link(queue)
+    name = _link(queue.name)
     cells = "".join(_cell(column, queue) for column in COLUMNS.values())
-    marks = "".join(f" <span class=mark>{escape(reason.replace('_', ' '))}</span>" for reason in queue.reasons)
+    marks = " <span class=mark>broken</span>" if queue.is_broken else ""
+    marks += "".join(f" <span class=mark>{escape(reason.replace('_', ' '))}</span>" for reason in queue.reasons)
     return f"<tr><th scope=row>{name}{marks}</th>{cells}</tr>"
 
 
-def _link(queue: QueueState) -> str:
-    db, name = queue.name
+def _link(queue: Name) -> str:
+    db, name = queue
     return link("/queue", {"db": db, "name": name}, f"{db}.{name}")
 
 

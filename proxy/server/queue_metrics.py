@@ -108,8 +108,8 @@ class QueueMetrics:
             reading = readings.setdefault(name, Reading())
             reading.add(dispatcher)
             if name != OTHERS:
-                reading.reasons = reasons(dispatcher)
                 reading.counted = counts.get(name)
+                reading.reasons = reasons(dispatcher, reading.counted.depth.in_flight if reading.counted else 0)
                 reading.dead = None if queue.dead_letter is None else counts.get(queue.dead_letter)
         return readings
 

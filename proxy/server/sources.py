@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
+from engine.model import TableId
 from proxy.server.inspection import Inspected, Question
 from proxy.server.listener import Proxy
 from proxy.statements.show import RunningStream, running_stream
@@ -22,6 +24,16 @@ class Metrics(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with a queue, and what to do."""
+
+    queue: TableId
+    text: str
+    is_broken: bool = False
+    """Whether it cannot be used at all."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """What the admin port calls."""
 
@@ -32,6 +44,19 @@ class Sources:
     """Why clients cannot be served."""
     inspect: Callable[[Question], Awaitable[Inspected]]
     streams: Callable[[], Sequence[RunningStream]]
+    problems: Callable[[], Sequence[Problem]]
+    """Of all queues, broken ones first."""
+
+
+def known_problems(proxy: Proxy) -> Sequence[Problem]:
+    """What `Problem` of SHOW QUEUES contains, as far as the engine knows it without another statement."""
+    engine, now_ns = proxy.engine, time.monotonic_ns()
+    found = [Problem(table.id, "; ".join(table.problems), is_broken=True) for table in engine.broken()]
+    for queue, dispatcher in engine.runners():
+        texts = [*queue.warnings, *dispatcher.parts.measures.problems.texts(now_ns, of_rows=True)]
+        texts += queue.advice if queue.scan_index is None else ()
+        found += [Problem(queue.id, "; ".join(texts))] if texts else []
+    return found
 
 
 def own_streams(proxy: Proxy) -> Sequence[RunningStream]:

@@ -82,13 +82,34 @@ def test_what_the_database_holds_of_a_queue_is_counted_as_show_queues_does_it(
         assert found["oldest_ready_age_seconds"] > 0
         assert found["delivered_total"] == found["pickup_delay_seconds_count"] == 3
         assert found["acknowledge_delay_seconds_count"] == 1
-        assert (found["held_backno_consumer"], found["held_backlimit"]) == (1, 0)
+        assert (found["held_backno_consumer"], found["held_backlimit"]) == (0, 0)  # It was polled a moment ago.
         with client.cursor(pymysql.cursors.DictCursor) as cursor:
             cursor.execute("SHOW QUEUES FROM shop LIKE 'm'")
             row = cursor.fetchone()
         assert row is not None
         shown = {"ready": row["Ready"], "scheduled": row["Scheduled"], "leased": row["In_flight"]}
         assert shown.items() <= wanted.items()
+
+
+def test_a_broken_queue_is_on_the_page_with_its_problem_and_has_a_metric(
+    private_proxy: RunningProxy, private_server: Any
+) -> None:
+    with connect(private_server) as root, root.cursor() as cursor:
+        cursor.execute("CREATE DATABASE shop")
+        with private_proxy.connect(database="shop") as client:
+            create_queue(client, "m")
+            create_queue(client, "well")
+            assert rows(client, "STREAM * FROM m NOWAIT") == []
+        assert "Problems" not in answer(private_proxy, "/")[1].decode()
+        cursor.execute("ALTER TABLE shop.m COMMENT 'vitess_message,vt_ack_wait=soon'")
+
+        def named() -> bool:
+            page = answer(private_proxy, "/")[1].decode()
+            return "shop.m</a> is broken: " in page and "vt_ack_wait" in page
+
+        eventually(named, timeout_s=90)
+        assert of_queue(private_proxy, "shop", "m")["broken"] == 1
+        assert "broken" not in of_queue(private_proxy, "shop", "well")
 
 
 def test_statements_are_counted_by_what_becomes_of_them(private_proxy: RunningProxy, private_server: Any) -> None:

@@ -554,7 +554,7 @@ class VanishedClientsKeepTheirMessages(Dispatcher):
 
     def disconnected(self, now: Instant, holder: int) -> Effects:
         for subscriber in self.parts.groups.streams_of(holder):
-            self.parts.groups.remove_subscription(subscriber)
+            self.parts.groups.remove_subscription(subscriber, self.parts.now)
         return self._advance(now)
 
 

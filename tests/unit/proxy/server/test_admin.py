@@ -75,7 +75,7 @@ async def admin_port(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     async def inspect(_: Question) -> Inspected:
         return Inspected(None)
 
-    admin = Admin(Sources(metrics.families, well, well, inspect, lambda: streams), Access(""), 4)
+    admin = Admin(Sources(metrics.families, well, well, inspect, lambda: streams, list), Access(""), 4)
     host, port = await admin.start("127.0.0.1", 0)
     try:
         yield f"http://{host}:{port}"

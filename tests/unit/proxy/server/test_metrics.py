@@ -205,6 +205,31 @@ def test_reasons_that_hold_a_queue_back() -> None:
     assert reasons(stage.dispatcher) == ("limit",)
 
 
+def test_whoever_holds_a_message_or_has_polled_lately_is_a_consumer() -> None:
+    stage = Stage(policy=POLICY)
+    assert reasons(stage.dispatcher) == ("no_consumer",)
+    assert reasons(stage.dispatcher, leased=1) == ()  # At another proxy.
+    stage.enqueue(1)
+    stage.enqueue(2)
+    stage.subscribe(1, 1, limit=1, first_wait_ns=20 * NS_PER_S)  # A worker: it gets one message, and works.
+    stage.settle()
+    assert not stage.dispatcher.subscribers
+    stage.pass_time(POLICY.ack_wait_ns - NS_PER_S)
+    assert stage.dispatcher.in_flight == 1
+    assert reasons(stage.dispatcher) == ()
+
+
+def test_a_queue_that_was_polled_within_a_minute_has_a_consumer() -> None:
+    stage = Stage(policy=POLICY)
+    stage.subscribe(1, 1, first_wait_ns=0)
+    stage.settle()
+    assert not stage.dispatcher.subscribers
+    stage.pass_time(59 * NS_PER_S)
+    assert reasons(stage.dispatcher) == ()
+    stage.pass_time(2 * NS_PER_S)
+    assert reasons(stage.dispatcher) == ("no_consumer",)
+
+
 def test_a_queue_whose_groups_are_all_full_is_held_back() -> None:
     policy = replace(POLICY, batch_size=9, group_by=("tenant",), group_limit=1)
     stage = Stage(policy=policy, group_of=lambda key: (key % 2,))

@@ -7,8 +7,10 @@ from html.parser import HTMLParser
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from engine.model import TableId
 from proxy.server.overview import KEPT_S, SAMPLES_MAX, History, Overview
 from proxy.server.page import COLUMNS, Request, content, document
+from proxy.server.sources import Problem
 
 LABELS = ["db", "queue"]
 
@@ -87,6 +89,44 @@ def test_what_is_held_back_and_due_is_named() -> None:
     seen = History().view(families({"m": 3, "empty": 0}, paused="m"), 0.0)
     assert ">shop.m</a>: 3 due; the queue is paused: RESUME QUEUE" in content(seen, Request())
     assert ">shop.empty</a>: " not in content(seen, Request())
+
+
+def test_a_broken_queue_stands_first_with_what_mends_it() -> None:
+    broken = GaugeMetricFamily("ackstream_queue_broken", "Broken", labels=LABELS)
+    broken.add_metric(["shop", "z"], 1)
+    seen = History().view([*families({"a": 1}), broken], 0.0)
+    problem = Problem(TableId("shop", "z"), "GRANT UPDATE ON shop.z TO <x>", is_broken=True)
+    shown = content(seen, Request(), [problem])
+    assert shown.index("shop.z</a> is broken: GRANT UPDATE ON shop.z TO &lt;x&gt;") < shown.index("<h2>Stuck")
+    table = shown[shown.index("<tbody>") :]
+    assert table.index("shop.z</a> <span class=mark>broken</span>") < table.index("shop.a")
+    assert "Problems" not in content(seen, Request())
+
+
+def test_a_queue_that_is_worked_on_is_behind_and_not_stuck() -> None:
+    history, shown = History(), ""
+    for second in range(0, 300, 10):
+        oldest = GaugeMetricFamily("ackstream_queue_oldest_ready_age_seconds", "Oldest", labels=LABELS)
+        oldest.add_metric(["shop", "m"], 90.0)
+        done = min(second, 200)  # From then on, nothing is acknowledged.
+        seen = history.view([*families({"m": 600 - done}, float(done), paused="m"), oldest], float(second))
+        shown = content(seen, Request())
+        if second == 200:
+            assert "shop.m</a>: 400 due, 1.0/s acknowledged: done in 6.7 min" in shown
+        if 10 <= second <= 260:
+            assert "shop.m</a>: 4" not in shown[shown.index("<h2>Stuck") : shown.index("<h2>Behind")]
+    assert ">shop.m</a>: 400 due; the queue is paused" in shown
+    assert "Behind" not in shown
+
+
+def test_a_queue_with_long_jobs_is_stuck_only_after_a_longer_time() -> None:
+    history, seen = History(), overview()
+    for second in range(0, 600, 10):
+        work = HistogramMetricFamily("ackstream_queue_acknowledge_delay_seconds", "Work", labels=LABELS)
+        work.add_metric(["shop", "m"], [("60.0", 0.0), ("300.0", 9.0), ("+Inf", 9.0)], 0.0)
+        seen = history.view([*families({"m": 5}, float(second >= 100), paused="m"), work], float(second))
+        (queue,) = seen.queues
+        assert queue.is_stuck == (second < 100 or second > 400), second
 
 
 def test_no_name_and_no_search_becomes_markup() -> None:
