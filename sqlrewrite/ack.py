@@ -1,7 +1,7 @@
 """The statements that settle messages: ACK, NACK and EXTEND, each made into one guarded UPDATE.
 
     ACK [FROM] t WHERE condition
-    NACK [FROM] t WHERE condition [DELAY seconds] [REASON 'text']
+    NACK [FROM] t WHERE condition [DELAY seconds] [REASON 'text'], in either order
     EXTEND [FROM] t WHERE condition BY seconds
 
 The condition is not parsed. It keeps the client's bytes and its `?`, runs in the client's session,
@@ -138,18 +138,24 @@ class SettleStatement:
     key_literals: KeyLiterals = KeyLiterals.NUMBERS
     """How the literals among the keys are written."""
     delay_s: Decimal | Param | None = None
-    """NACK and EXTEND: seconds from now until the message is due. A parameter is the statement's
-    last."""
+    """NACK and EXTEND: seconds from now until the message is due. A parameter stands behind those of the
+    condition."""
     epoch: bytes | Param | None = None
     """The digits of `AND epoch = …` behind the keys; None without it, or if there are no keys."""
     reason: bytes | Param | None = None
-    """NACK: why, as the literal was written. A parameter is the statement's last."""
+    """NACK: why, as the literal was written. A parameter stands behind those of the condition."""
 
     @property
-    def moved_params(self) -> int:
-        """How many of its last parameters are the first ones of the UPDATE: SET stands before
-        WHERE."""
-        return isinstance(self.delay_s, Param) + isinstance(self.reason, Param)
+    def first_params(self) -> tuple[int, ...]:
+        """Those of its parameters that are the first ones of the UPDATE, in its order: SET stands before WHERE,
+        and the delay before the reason. They are the last ones of the statement."""
+        return tuple(param.index for param in (self.delay_s, self.reason) if isinstance(param, Param))
+
+    @property
+    def params_order(self) -> tuple[int, ...]:
+        """All of its parameters in the order of the UPDATE."""
+        first = self.first_params
+        return (*first, *range(self.param_count - len(first)))
 
     def update(
         self,
@@ -166,7 +172,7 @@ class SettleStatement:
         rows or all that are due, so claims would pass over them. A temporary table that hides the
         queue then needs a primary key, too. `ack_mark`: of an ACK, as in `acknowledged`.
 
-        Its parameters are the statement's, except that the last `moved_params` come first. It means the same in
+        Its parameters are the statement's, in the order of `params_order`. It means the same in
         every sql_mode, and in whichever order the server assigns: no assignment refers to another.
         """
         index = b" FORCE INDEX (PRIMARY)" if by_primary_key and self.keys is not None else b""
@@ -264,10 +270,9 @@ _BARE_NAME = rf"(?!(?:FROM|WHERE){WORD_END}){WORD_BYTE}++"
 
 _TAIL_WORDS: Final[Mapping[Verb, str]] = {Verb.NACK: "DELAY", Verb.EXTEND: "BY"}
 """The word that precedes a number of seconds behind the condition, by verb."""
-_TAKES = f"seconds from 0 to {DELAY_MAX_S}, with up to {FRACTION_DIGITS_MAX} digits of a fraction"
-_REASON_TAKES = "REASON takes a text in quotes, behind DELAY, and ends the statement"
+_TAKES = f"seconds from 0 to {DELAY_MAX_S}, with a fraction if wanted"
+_REASON_TAKES = "REASON takes a text in quotes; only DELAY may follow"
 _BY_EXPECTED = f"BY was expected: it takes {_TAKES}"
-_SECONDS = re.compile(rb"[0-9]{1,10}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _OPERAND_END = bytes_pattern(rf"(?:[)'\"`?]|(?<!{WORD_BYTE})(?:[0-9]++|TRUE|FALSE|NULL)){BLANK}*+\Z")
 """Text that no column can follow."""
 
@@ -315,10 +320,14 @@ def _grammar(verb: Verb, *, no_backslash_escapes: bool, ansi_quotes: bool) -> _G
     comment = block_comment(INNER_PIECES)
     word = _TAIL_WORDS.get(verb)
     clauses = "ORDER|LIMIT" if word is None else f"ORDER|LIMIT|{word}"
-    tail = _tail_pattern(verb)
+    tail = "" if word is None else _seconds_pattern(word, "seconds")
     if verb is Verb.NACK:
         clauses += "|REASON"
-        tail += _reason_pattern({mark: escapes for mark, escapes in marks.items() if mark in string_marks})
+        texts = {mark: escapes for mark, escapes in marks.items() if mark in string_marks}
+        reason, reason_first = _reason_pattern(texts, "reason"), _reason_pattern(texts, "reason_first")
+        in_order = rf"(?>(?:{tail})?)(?>(?:{_GAP_PIECES}{reason})?)"
+        turned = rf"{reason_first}{_GAP_PIECES}{_seconds_pattern(word or '', 'seconds_last')}"
+        tail = rf"(?:{turned}|{in_order})"
     tail = rf"{tail}{_GAP_PIECES}(?>(?:;{_GAP_PIECES})?)\Z"
     name = "|".join((_BARE_NAME, *_SHORT_NAMES[: 1 + ansi_quotes]))
     return _Grammar(
@@ -360,18 +369,16 @@ def _keys_pattern(*, ansi_quotes: bool) -> str:
     )
 
 
-def _tail_pattern(verb: Verb) -> str:
-    word = _TAIL_WORDS.get(verb)
-    if word is None:
-        return ""
-    pattern = rf"(?<!{WORD_BYTE}){word}{WORD_END}{_GAP_PIECES}(?P<seconds>\?|[0-9.][0-9A-Z_$.\x80-\xff]*+)"
-    return pattern if verb is Verb.EXTEND else rf"(?>(?:{pattern})?)"
+def _seconds_pattern(word: str, group: str) -> str:
+    """The word and its number. What the number is, and whether it is one, is decided later."""
+    number = r"[0-9.](?>(?:[0-9A-Z_$.\x80-\xff]|(?<=[0-9.]E)[+-])*)"
+    return rf"(?<!{WORD_BYTE}){word}{WORD_END}{_GAP_PIECES}(?P<{group}>\?|{number})"
 
 
-def _reason_pattern(marks: Mapping[str, bool]) -> str:
-    """REASON and its text, or nothing. A doubled quote is an end followed by a start."""
+def _reason_pattern(marks: Mapping[str, bool], group: str) -> str:
+    """REASON and its text. A doubled quote is an end followed by a start."""
     texts = "|".join(rf"(?>(?:{quoted(mark, escapes=escapes)})+)" for mark, escapes in marks.items())
-    return rf"(?>(?:{_GAP_PIECES}(?<!{WORD_BYTE})REASON{WORD_END}{_GAP_PIECES}(?P<reason>\?|{texts}))?)"
+    return rf"(?<!{WORD_BYTE})REASON{WORD_END}{_GAP_PIECES}(?P<{group}>\?|{texts})"
 
 
 class _SettleParser:
@@ -409,10 +416,14 @@ class _SettleParser:
         condition = self._sql[start:end].rstrip()
         if not condition:
             self._fail(f"a condition was expected; {self._for_all}")
-        delay_s = self._delay(_group(tail, "seconds"), param_count)
-        param_count += isinstance(delay_s, Param)
-        reason = self._reason(tail, param_count)
+        turned = _group(tail, "reason_first") is not None
+        reason = self._reason(tail, "reason_first", param_count) if turned else None
         param_count += isinstance(reason, Param)
+        delay_s = self._delay(_group(tail, "seconds_last" if turned else "seconds"), param_count)
+        param_count += isinstance(delay_s, Param)
+        if not turned:
+            reason = self._reason(tail, "reason", param_count)
+            param_count += isinstance(reason, Param)
         return SettleStatement(
             self._verb, table, table_sql, condition, keys, param_count, key_literals, delay_s, epoch, reason
         )
@@ -438,11 +449,11 @@ class _SettleParser:
             self._skip_name()
         self._fail(f"WHERE was expected; {self._for_all}")
 
-    def _reason(self, tail: re.Match[bytes] | None, param_count: int) -> bytes | Param | None:
-        written = _group(tail, "reason")
+    def _reason(self, tail: re.Match[bytes] | None, group: str, param_count: int) -> bytes | Param | None:
+        written = _group(tail, group)
         if tail is None or written is None:
             return None
-        return Param(param_count) if written == b"?" else self._sql[tail.start("reason") : tail.end("reason")]
+        return Param(param_count) if written == b"?" else self._sql[slice(*tail.span(group))]
 
     @property
     def _for_all(self) -> str:
@@ -458,7 +469,7 @@ class _SettleParser:
                 return Param(param_count)
             case _:
                 pass
-        seconds = _seconds(written) if _SECONDS.fullmatch(written or b"") else None
+        seconds = _seconds(written)
         if seconds is None:
             self._fail(f"{_TAIL_WORDS[self._verb]} takes {_TAKES}")
         return seconds

@@ -267,13 +267,13 @@ class CommandClassifier:
         """COM_STMT_SEND_LONG_DATA as the server expects it: for a statement whose last
         parameters are the first of its UPDATE, with the index moved likewise."""
         own = self.statement(execute_id(command.payload))
-        if own is None or not isinstance(own.statement, PreparedSettle) or not own.statement.statement.moved_params:
+        if own is None or not isinstance(own.statement, PreparedSettle) or not own.statement.statement.first_params:
             return command.data
         index = Reader(command.payload, LONG_DATA_INDEX_AT).uint(2)
         count = own.statement.statement.param_count
         if index >= count:
             return command.data  # The server refuses it.
-        moved = (index + own.statement.statement.moved_params) % count
+        moved = own.statement.statement.params_order.index(index)
         at = HEADER + LONG_DATA_INDEX_AT
         return command.data[:at] + moved.to_bytes(2, "little") + command.data[at + 2 :]
 
@@ -375,7 +375,7 @@ class CommandClassifier:
             match own.statement:
                 case PreparedSettle() as prepared if _is_usual_ack(own, prepared, command):
                     return prepared
-                case PreparedSettle() as prepared if not prepared.statement.moved_params:
+                case PreparedSettle() as prepared if not prepared.statement.first_params:
                     self.next_transaction_is_set = False
                     self.in_followed_transaction = True
                     return self._prepared_settle(own, prepared, command)

@@ -152,12 +152,12 @@ class Acknowledgement:
     ) -> None:
         """Run a prepared NACK or EXTEND whose delay or reason is a parameter, or an ACK."""
         statement, attributes = prepared.statement, session.classifier.attributes
-        if not statement.moved_params:
+        if not statement.first_params:
             await self._settle(session, _as_executed(session, own, prepared, payload))
             return
         execution = own.read_execution(payload, statement.param_count, attributes=attributes)
         statement.check_delay(execution.values)
-        reordered = own.rearranged(payload, _order(statement), attributes=attributes)
+        reordered = own.rearranged(payload, statement.params_order, attributes=attributes)
         session.forward(reordered, prepared.settled(execution.values))
 
     async def execute_in_bulk(
@@ -165,7 +165,7 @@ class Acknowledgement:
     ) -> None:
         """Run a prepared NACK or EXTEND whose delay or reason is a parameter once for each row of parameters."""
         statement = prepared.statement
-        rearranging = rearranged_in_bulk(payload, _order(statement), types=own.types, check=statement.check_delay)
+        rearranging = rearranged_in_bulk(payload, statement.params_order, types=own.types, check=statement.check_delay)
         reordered, own.types = await in_steps(session, rearranging)
         session.forward(reordered, prepared.settled(None))
 
@@ -256,7 +256,7 @@ class Acknowledgement:
             if payload[0] == COM_QUERY and verb in SETTLING:
                 return self._text_at_once(session, query_text(payload, attributes=session.classifier.attributes))
             own = session.classifier.statement(execute_id(payload)) if payload[0] == Commands.COM_STMT_EXECUTE else None
-            if own is None or not isinstance(own.statement, PreparedSettle) or own.statement.statement.moved_params:
+            if own is None or not isinstance(own.statement, PreparedSettle) or own.statement.statement.first_params:
                 return None
             return _as_executed(session, own, own.statement, payload)
         except (SqlError, WireError):
@@ -291,12 +291,6 @@ class Acknowledgement:
             await may_settle(session, table)
             raise ServerError(1105, "HY000", NO_REASON_COLUMN.format(columns.table, qualified(columns.table)))
         return statement, columns.table, _update(statement, columns)
-
-
-def _order(statement: SettleStatement) -> Sequence[int]:
-    """The parameters in the order of the UPDATE: the delay and the reason are the client's last ones, and its first."""
-    others = statement.param_count - statement.moved_params
-    return (*range(others, statement.param_count), *range(others))
 
 
 def _update(statement: SettleStatement, columns: SettleColumns) -> bytes:

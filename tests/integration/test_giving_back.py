@@ -69,6 +69,28 @@ def test_a_message_given_back_with_a_delay_comes_after_it(delivered, proxy, data
     assert due_in_s(delivered)[2] in (3599, 3600)
 
 
+def test_floats_of_a_driver_are_seconds(delivered) -> None:
+    with delivered.cursor() as cursor:
+        assert cursor.execute("NACK m WHERE id = %s DELAY %s", (1, 3600.0)) == 1
+        assert cursor.execute("EXTEND m WHERE id = %s BY %s", (2, 0.1 + 7200.2)) == 1
+        assert cursor.execute("NACK m WHERE id = %s DELAY %s", (2, 1e-7)) == 1
+    assert due_in_s(delivered)[1] in (3599, 3600)
+    assert due_in_s(delivered)[2] <= 0
+
+
+@pytest.mark.parametrize("order", ["DELAY ? REASON ?", "REASON ? DELAY ?"])
+def test_a_delay_and_a_reason_come_in_either_order(connection, driver, order) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT) REASON = why")
+    enqueue(connection, "m", "a")
+    assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 10") == [(1,)]
+    values = (50, "the supplier") if order.startswith("DELAY") else ("the supplier", 50)
+    with driver.cursor(prepared=True) as cursor:
+        cursor.execute(f"NACK m WHERE id = ? {order}", (1, *values))
+        assert cursor.rowcount == 1
+    assert due_in_s(connection)[1] in (49, 50)
+    assert rows(connection, "SELECT why FROM m") == [("the supplier",)]
+
+
 def test_a_message_with_a_later_end_stays_with_its_holder(connection, proxy, database, consume) -> None:
     create_queue(connection, "m", vt_ack_wait="0.5", vt_min_backoff="0.5")
     enqueue(connection, "m", "ab")

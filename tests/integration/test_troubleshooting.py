@@ -142,12 +142,6 @@ class Provoking:
             run(other, "UPDATE orders SET payload = 'b'")
             return [self.error("ACK orders WHERE id = 1", before="SET innodb_lock_wait_timeout = 1")]
 
-    def floats(self) -> list[str]:
-        return [
-            self.error("NACK orders WHERE id = 1 DELAY 1.0e0"),
-            self.error("EXTEND orders WHERE id = 1 BY 1.0e0"),
-        ]
-
     def in_a_transaction(self) -> list[str]:
         return [self.error("PURGE QUEUE orders", before="BEGIN")]
 
@@ -164,7 +158,6 @@ PROVOKE: dict[str, Callable[[Provoking], list[str]]] = {
     "1040 Too many connections": Provoking.too_many,
     "1045 Access denied": Provoking.denied,
     "1205 Lock wait timeout exceeded": Provoking.locked,
-    "1064 … DELAY takes seconds …": Provoking.floats,
     "1179 … cannot run inside a transaction": Provoking.in_a_transaction,
 }
 

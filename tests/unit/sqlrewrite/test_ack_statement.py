@@ -309,6 +309,10 @@ GUARDS = {
         (b"NACK t WHERE id IN (1,2)DELAY 1.5;", "1.5", b"id IN (1,2)"),
         (b"NACK t WHERE id = 'a' /* x */ delay /* y */ .5 -- z", "0.5", b"id = 'a'"),
         (b"NACK t WHERE TRUE DELAY 0.000000001", "1e-9", b"TRUE"),
+        (b"NACK t WHERE TRUE DELAY 1.5e0", "1.5", b"TRUE"),
+        (b"NACK t WHERE id = 1 DELAY 2.5E-3 -- z", "0.0025", b"id = 1"),
+        (b"NACK t WHERE id IN (1) DELAY 0.30000000000000004", "0.3", b"id IN (1)"),
+        (b"EXTEND t WHERE id = 1 BY 1e+2", "100", b"id = 1"),
         (b"NACK t WHERE a > 1 AND (b = 2) DELAY 3155760000 ; ", "3155760000", b"a > 1 AND (b = 2)"),
         (b"NACK t WHERE delay = 5", "0", b"delay = 5"),
         (b"NACK t WHERE delay", "0", b"delay"),
@@ -474,6 +478,10 @@ REASON = ReasonColumns(b"`reason`", b"`reason_at`", 16_000)
         (b"NACK t WHERE a > 1 /* x */ DELAY 5\nREASON /* y */ 'a\\'b' -- z", b"a > 1 /* x */", Decimal(5), b"'a\\'b'"),
         (b"NACK t WHERE id = ? DELAY ? REASON ?;", b"id = ?", Param(1), Param(2)),
         (b"NACK t WHERE id = ? REASON ?", b"id = ?", Decimal(0), Param(1)),
+        (b"NACK t WHERE id = 1 REASON 'it''s' DELAY 5", b"id = 1", Decimal(5), b"'it''s'"),
+        (b"NACK t WHERE a > 1 REASON /* y */ 'a\\'b'\nDELAY /* z */ .5;", b"a > 1", Decimal("0.5"), b"'a\\'b'"),
+        (b"NACK t WHERE id = ? REASON ? DELAY ?", b"id = ?", Param(2), Param(1)),
+        (b"NACK t WHERE id = ? REASON ? DELAY 5", b"id = ?", Decimal(5), Param(1)),
         (b"NACK t WHERE reason = 'x'", b"reason = 'x'", Decimal(0), None),
         (b"NACK t WHERE id = 1 AND reason = 'x' REASON 'y'", b"id = 1 AND reason = 'x'", Decimal(0), b"'y'"),
     ],
@@ -483,7 +491,8 @@ def test_a_reason_ends_a_nack(
 ) -> None:
     statement = parse_settle(text)
     assert (statement.condition, statement.delay_s, statement.reason) == (condition, delay, reason)
-    assert statement.moved_params == isinstance(delay, Param) + isinstance(reason, Param)
+    moved = [param.index for param in (delay, reason) if isinstance(param, Param)]
+    assert statement.params_order == (*moved, *range(statement.param_count - len(moved)))
     if reason is not None:
         written = b"?" if isinstance(reason, Param) else reason
         assert b", `reason` = LEFT(%b, 16000), `reason_at` = UTC_TIMESTAMP(6) WHERE" % written in statement.update(
