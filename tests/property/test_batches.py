@@ -350,11 +350,6 @@ class WithoutReportsDuringChecks(FollowUps):
             super().parts_over(table, keys)
 
 
-class WithoutAnotherPassAfterFailure(FollowUps):
-    def check_failed(self, now: object) -> None:
-        self._check, self._passing = None, False
-
-
 def with_follow_ups(broken: type[FollowUps]) -> type[Dispatcher]:
     """A dispatcher with this part."""
 
@@ -374,7 +369,6 @@ BREAKS: list[type[Batched]] = [
     NotChecked,
     broken_play(WithoutSetAside),
     broken_play(WithoutReportsDuringChecks),
-    broken_play(WithoutAnotherPassAfterFailure),
 ]
 
 

@@ -805,13 +805,6 @@ class MissedLocksCountAsLocked(Dispatcher):
         return super().lock_done(now, lock_id, [lease.key for lease in lock.leases] if lock else locked, read)
 
 
-class RowsThatALockHasReadAreForgotten(Dispatcher):
-    """A message whose key followed from an INSERT has the epoch and the time that most have."""
-
-    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry] = ()) -> Effects:
-        return super().lock_done(now, lock_id, locked, [Entry(entry.key, 0, 0, 0) for entry in read])
-
-
 class OnlyTheLastEventOfATurnCounts(Dispatcher):
     """The others are forgotten."""
 
@@ -882,7 +875,6 @@ BREAKS = [
     LocksOutliveTheirTransactions,
     RollbacksAreNotCounted,
     MissedLocksCountAsLocked,
-    RowsThatALockHasReadAreForgotten,
     OnlyTheLastEventOfATurnCounts,
     OneRefusedMessageHoldsUpOthers,
     RefusedOnceIsRefusedForEver,

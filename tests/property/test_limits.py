@@ -822,18 +822,6 @@ class RunsOfSeveralStreams(StrictRuns):
     dispatcher_type = DispatcherThatDividesRuns
 
 
-class DispatcherThatKeepsTheRest(Dispatcher):
-    """Gives nothing back but what was given back."""
-
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
-        self.parts.runs.take_broken = list  # type: ignore[method-assign]
-
-
-class RunsComeBackInPart(StrictRuns):
-    dispatcher_type = DispatcherThatKeepsTheRest
-
-
 class DispatcherThatSendsWhatItHas(Dispatcher):
     """Sends the rows that are read, though an earlier one of their run has to be looked up."""
 
@@ -921,7 +909,6 @@ BREAKS: list[type[Limited]] = [
     RunsWithGaps,
     RunsBesideOthers,
     RunsOfSeveralStreams,
-    RunsComeBackInPart,
     RunsAreSentInAnyOrder,
     TheFirstStaysFirst,
     CountedBeforeTheLock,
