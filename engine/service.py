@@ -205,6 +205,11 @@ class Engine:
         """
         return await self._queues.inspect(table, fresh=fresh)
 
+    def stalled_s(self) -> Mapping[TableId | None, float]:
+        """For how long a statement of the engine has waited for the server, by the table that it is about (None:
+        by none, or several). Only of statements that have waited for some seconds."""
+        return self._executor.stalled_s()
+
     def broken(self) -> Sequence[BrokenTable]:
         """The tables that are marked as queues and cannot be used as such, as they were last described."""
         return self._queues.broken()

@@ -73,6 +73,9 @@ class ClaimsUnderWay:
         self._by_id: dict[int, ClaimAttempt] = {}
         self._last: dict[Key, ClaimAttempt] = {}
         """The last attempt at each message that is being claimed."""
+        self.failing_since_ns: int | None = None
+        """When the first of the last claims began that have all failed, and not because of a message (monotonic).
+        For people alone."""
 
     def __len__(self) -> int:
         return len(self._by_id)

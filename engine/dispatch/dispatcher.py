@@ -455,6 +455,7 @@ class Dispatcher:
         """A claim of these messages was committed. `rows`: their rows, if they were read behind it.
         `left`: what the limits of the queue leave, if the database keeps them. `waiting`: follow-ups that
         it has set aside."""
+        self.parts.claims.failing_since_ns = None
         self.parts.refusals.claimed(len(self.parts.claims.get(claim_id).picked), [claim.key for claim in claims], now)
         return self._claim_answered(now, claim_id, claims, rows, left, waiting)
 
@@ -472,6 +473,8 @@ class Dispatcher:
             self.parts.scans.request_scans(anywhere=attempt.unscanned)
         if not known:
             self.parts.failure_pause.lengthen(now.mono_ns)
+            if self.parts.claims.failing_since_ns is None:
+                self.parts.claims.failing_since_ns = attempt.started_ns
         return self._claim_answered(now, claim_id, (), refused=known)
 
     def _claim_answered(

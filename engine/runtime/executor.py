@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +34,9 @@ V = TypeVar("V")
 LOG_INTERVAL_S = 10.0
 """Between two log lines about failures with one number."""
 
+STALLS_LOG_INTERVAL_S = 60.0
+"""Between two log lines about calls on one table that the server does not answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -48,6 +51,8 @@ class EngineSettings:
     replaced_max: int = 16
     """Calls that are replaced at the same time at most, each by a thread and a connection. They are on tables that
     are not known as slow yet, one or two for each."""
+    stalled_s: float = 5.0
+    """A call that takes so long is logged, and is what a queue waits for on the page and in the metrics."""
     slow_share: float = 0.5
     """The share of the calls that may be on slow tables. At least one."""
     slow_kept_s: float = 10.0
@@ -170,7 +175,12 @@ class StoreExecutor:
         self._begun = BegunCalls(self._threads)
         slow_calls = max(1, int(settings.threads * settings.slow_share))
         self._slow = SlowTables(slow_calls, settings.slow_kept_s, time.monotonic)
-        self._lasting = LastingCalls(settings.lasts_s, settings.replaced_max, self._lasts, self._replace)
+        self._lasting = LastingCalls(
+            *(settings.lasts_s, settings.replaced_max, self._lasts, self._replace),
+            stalled_s=settings.stalled_s,
+            on_stalled=self._stalled,
+        )
+        self._stalls_quiet_until_s: dict[TableId | None, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.polls = Polls(self._poll, lambda call: self.spawn(call, "poll"))
 
@@ -259,6 +269,21 @@ class StoreExecutor:
     def _lasts(self, call: UnderWay) -> None:
         if call.table is not None:
             self._slow.waited(call.table, call.method)
+
+    def stalled_s(self) -> Mapping[TableId | None, float]:
+        """As LastingCalls.stalled_s."""
+        return self._lasting.stalled_s()
+
+    def _stalled(self, call: UnderWay) -> None:
+        """Log it, once a minute for each table."""
+        now_s = time.monotonic()
+        quiet = {table: until_s for table, until_s in self._stalls_quiet_until_s.items() if now_s < until_s}
+        if call.table not in quiet:
+            quiet[call.table] = now_s + STALLS_LOG_INTERVAL_S
+            what = "a statement" if call.table is None else f"queue {call.table}: {call.method}"
+            text = "%s has waited %.0f s for the server: a lock, a full disk, a trigger?"
+            log.warning(text, what, self.settings.stalled_s, extra={"event": "server.stalls"})
+        self._stalls_quiet_until_s = quiet
 
     def _replace(self, calls: int) -> None:
         """So many calls are replaced from now on."""

@@ -3,13 +3,16 @@ and a connection from the others.
 
 A call that lasts is replaced: there is a thread and a connection more until it ends, up to a bound. So a dozen
 queues whose statements take seconds do not delay the others before `SlowTables` knows them.
+
+A call that lasts for some seconds more is stalled. The disk of the server is full, for example, or a backup has
+locked all tables. People are told: nothing else shows it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from engine.model import TableId
@@ -25,6 +28,7 @@ class UnderWay:
     begun_s: float | None = None
     """When its thread has begun it (monotonic), or the server has been sent it; None: not yet."""
     lasts: bool = False
+    is_stalled: bool = False
 
     def begin(self) -> None:
         """It begins now. May be called on any thread."""
@@ -35,12 +39,20 @@ class LastingCalls:
     """The calls under way. Its methods are called on the event loop's thread."""
 
     def __init__(
-        self, lasts_s: float, replaced_max: int, on_lasting: Callable[[UnderWay], None], replace: Callable[[int], None]
+        self,
+        lasts_s: float,
+        replaced_max: int,
+        on_lasting: Callable[[UnderWay], None],
+        replace: Callable[[int], None],
+        *,
+        stalled_s: float,
+        on_stalled: Callable[[UnderWay], None],
     ) -> None:
-        """A call lasts if it has not ended after `lasts_s`. `replace` is called with how many calls are to be
-        replaced by threads and connections, `replaced_max` at most, whenever that changes."""
-        self._lasts_s, self._replaced_max = lasts_s, replaced_max
-        self._on_lasting, self._replace = on_lasting, replace
+        """A call lasts if it has not ended after `lasts_s`, and is stalled after `stalled_s`. `replace` is called
+        with how many calls are to be replaced by threads and connections, `replaced_max` at most, whenever that
+        changes."""
+        self._lasts_s, self._stalled_s, self._replaced_max = lasts_s, stalled_s, replaced_max
+        self._on_lasting, self._on_stalled, self._replace = on_lasting, on_stalled, replace
         self._calls: dict[UnderWay, None] = {}
         self._lasting = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -59,19 +71,32 @@ class LastingCalls:
         if call.lasts:
             self._note(-1)
 
+    def stalled_s(self) -> Mapping[TableId | None, float]:
+        """For how long the longest stalled call on each table has waited (None: on no table, or several)."""
+        waits: dict[TableId | None, float] = {}
+        now_s = time.monotonic()
+        for call in self._calls:
+            if call.is_stalled and call.begun_s is not None:
+                waits[call.table] = max(waits.get(call.table, 0.0), now_s - call.begun_s)
+        return waits
+
     def close(self) -> None:
         """Watch no more."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _check(self) -> None:
-        before_s = time.monotonic() - self._lasts_s
+        now_s = time.monotonic()
         for call in list(self._calls):
-            if not call.lasts and call.begun_s is not None and call.begun_s <= before_s:
+            since_s = 0.0 if call.begun_s is None else now_s - call.begun_s
+            if not call.lasts and since_s >= self._lasts_s:
                 call.lasts = True
                 self._note(1)
                 self._on_lasting(call)
-        watched = any(not call.lasts for call in self._calls)
+            if not call.is_stalled and since_s >= self._stalled_s:
+                call.is_stalled = True
+                self._on_stalled(call)
+        watched = any(not call.is_stalled for call in self._calls)
         self._timer = asyncio.get_running_loop().call_later(self._lasts_s / 2, self._check) if watched else None
 
     def _note(self, change: int) -> None:

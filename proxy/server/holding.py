@@ -16,6 +16,9 @@ CONSUMER_NS = 60 * NS_PER_S
 """So long after its last stream ended, a queue has a consumer: longer than a poll waits, and a worker pauses
 after an error."""
 
+STALLED_NS = 5 * NS_PER_S
+"""Claims that have failed for so long hold the queue back."""
+
 Test = Callable[[Dispatcher], bool]
 """Whether a reason holds."""
 
@@ -73,8 +76,17 @@ def _refused(dispatcher: Dispatcher) -> bool:
     return len(dispatcher.parts.refusals) > 0
 
 
+def _claims_fail(dispatcher: Dispatcher) -> bool:
+    parts = dispatcher.parts
+    since_ns = parts.claims.failing_since_ns
+    return since_ns is not None and parts.now.mono_ns >= since_ns + STALLED_NS
+
+
 def _consumers_full(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.subscribers) and not dispatcher.parts.groups.with_credit()
+
+
+STALLED = "server_stalls"
 
 
 REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
@@ -89,18 +101,20 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
         "semaphores": (_semaphores, "each message needs a semaphore that is full or does not exist"),
         "rate": (_rate, "max_rate allows the next one later"),
         "refused": (_refused, "the server refuses claims of messages, which are passed over: see Problem or the log"),
+        STALLED: (_claims_fail, "the server does not answer, or refuses all claims: a lock, a full disk? See the log"),
         "consumers_full": (_consumers_full, "each stream has as many as it may hold, or does not read"),
     }
 )
 """Each reason with its test and its text for people. A new kind of limit adds its reason here."""
 
 
-def reasons(dispatcher: Dispatcher, leased: int = 0) -> tuple[str, ...]:
+def reasons(dispatcher: Dispatcher, leased: int = 0, *, is_stalled: bool = False) -> tuple[str, ...]:
     """The reasons that hold now. Whether a message is due is not part of them.
 
     `leased`: the messages in flight at any proxy, by the last count in the database. Who holds one is a
-    consumer, whichever proxy it has.
+    consumer, whichever proxy it has. `is_stalled`: the server does not answer a statement on the queue.
     """
-    return tuple(
-        name for name, (holds, _) in REASONS.items() if holds(dispatcher) and not (leased and name == "no_consumer")
-    )
+    found = {name for name, (holds, _) in REASONS.items() if holds(dispatcher)}
+    found -= {"no_consumer"} if leased else set()
+    found |= {STALLED} if is_stalled else set()
+    return tuple(name for name in REASONS if name in found)

@@ -66,7 +66,9 @@ class ProcessMetrics(Collector):
         from now on."""
         if counted:
             self.depths.request()
-        readings = await self._queues.read(self._proxy.engine.runners(), self.depths.counts)
+        readings = await self._queues.read(
+            self._proxy.engine.runners(), self.depths.counts, self._proxy.engine.stalled_s()
+        )
         whole = list(self.registry.collect())  # After its parts: no total of the proxy is behind their sum.
         return [*whole, *await asyncio.to_thread(queue_metrics.families, readings, self._now_s())]
 
@@ -103,9 +105,15 @@ class ProcessMetrics(Collector):
         build.add_metric([__version__], 1)
         yield build
         reachable = self._reach.reason is None
+        stalled_s = max(self._proxy.engine.stalled_s().values(), default=0.0)
         text = "1 if the server took the engine's last new connection"
         for name, help_text, value in (
             ("server_reachable", text, reachable),
+            (
+                "server_stalled_seconds",
+                "Time for which the server has not answered a statement of the engine",
+                stalled_s,
+            ),
             ("connections", "Client connections now", len(proxy.sessions)),
             ("connections_max", "Client connections that are accepted at most", proxy.settings.connections_max),
             ("streams", "Running STREAM statements", len(list(proxy.streams()))),

@@ -10,7 +10,7 @@ them needs the event loop no more. The values of one queue are of the same momen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -96,10 +96,13 @@ class QueueMetrics:
         self._labelled: set[TableId] = set()
 
     async def read(
-        self, runners: Iterable[tuple[QueueTable, Dispatcher]], counts: Mapping[TableId, CountedQueue]
+        self,
+        runners: Iterable[tuple[QueueTable, Dispatcher]],
+        counts: Mapping[TableId, CountedQueue],
+        stalled: Collection[TableId | None] = (),
     ) -> Readings:
         """The present values, with turns of the event loop in between. `counts`: the last counts in the
-        database."""
+        database. `stalled`: the queues of which the server does not answer a statement."""
         readings: dict[TableId, Reading] = {}
         for number, (queue, dispatcher) in enumerate(runners):
             if number and number % QUEUES_OF_A_STEP == 0:
@@ -109,7 +112,8 @@ class QueueMetrics:
             reading.add(dispatcher)
             if name != OTHERS:
                 reading.counted = counts.get(name)
-                reading.reasons = reasons(dispatcher, reading.counted.depth.in_flight if reading.counted else 0)
+                leased = reading.counted.depth.in_flight if reading.counted else 0
+                reading.reasons = reasons(dispatcher, leased, is_stalled=name in stalled)
                 reading.dead = None if queue.dead_letter is None else counts.get(queue.dead_letter)
         return readings
 

@@ -63,6 +63,8 @@ tests:
         values: '1x60'
       - series: 'ackstream_queue_held_back{{db="shop", queue="well", reason="no_consumer", instance="b"}}'
         values: '0x60'
+      - series: 'ackstream_server_stalled_seconds{{instance="a"}}'
+        values: '0x10 60+60x50'
       - series: 'ackstream_queue_broken{{db="shop", queue="gone", instance="a"}}'
         values: '1x60'
     promql_expr_test:
@@ -74,6 +76,7 @@ tests:
           - {{labels: '{{alertname="AckstreamDeadLetters", queue="m"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamQueueBroken", queue="gone"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamNoServer"}}', value: 1}}
+          - {{labels: '{{alertname="AckstreamServerStalls"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamLogNotFollowed"}}', value: 1}}
 """
 

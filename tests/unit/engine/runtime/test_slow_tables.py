@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -67,13 +68,16 @@ class Gate:
 
 
 def play(
-    scene: Callable[[StoreExecutor, Gate], Awaitable[None]], lasts_s: float = 1_000, replaced_max: int = 0
+    scene: Callable[[StoreExecutor, Gate], Awaitable[None]],
+    lasts_s: float = 1_000,
+    replaced_max: int = 0,
+    stalled_s: float = 1_000,
 ) -> None:
-    """`lasts_s`: calls that wait at the gate for so long last."""
+    """`lasts_s`, `stalled_s`: calls that wait at the gate for so long last, or are stalled."""
 
     async def played() -> None:
         gate = Gate()
-        settings = EngineSettings(threads=THREADS, lasts_s=lasts_s, replaced_max=replaced_max)
+        settings = EngineSettings(THREADS, lasts_s, replaced_max, stalled_s)
         executor = StoreExecutor(MemoryStore(now_ns=NOW_NS), settings)
         try:
             async with asyncio.timeout(10):
@@ -289,3 +293,31 @@ def test_a_table_counts_as_locked_until_some_time_after_its_last_failure_and_whi
         assert tables.contains(one, "claim")
 
     asyncio.run(played())
+
+
+def test_calls_that_the_server_does_not_answer_are_named_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Noticing(logging.Handler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.noticed = asyncio.Event()
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.noticed.set()
+
+    async def scene(executor: StoreExecutor, gate: Gate) -> None:
+        handler = Noticing()
+        logging.getLogger("engine.runtime.executor").addHandler(handler)
+        calls = [asyncio.ensure_future(executor.call(gate, queue(0))) for _ in range(2)]
+        await gate.reached_by(2)
+        await asyncio.wait_for(handler.noticed.wait(), 30)
+        logging.getLogger("engine.runtime.executor").removeHandler(handler)
+        assert list(executor.stalled_s()) == [queue(0).id]
+        gate.let_go()
+        await asyncio.gather(*calls)
+        assert executor.stalled_s() == {}
+
+    play(scene, lasts_s=0.01, stalled_s=0.02)
+    assert [record.getMessage() for record in caplog.records] == [
+        "queue test.m0: gate has waited 0 s for the server: a lock, a full disk, a trigger?"
+    ]
+    assert [record.__dict__["event"] for record in caplog.records] == ["server.stalls"]

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 
 from engine.binlog.supervisor import Following
 from engine.dispatch.dispatcher import Dispatcher
+from engine.dispatch.effects import Claim
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
@@ -217,6 +218,26 @@ def test_whoever_holds_a_message_or_has_polled_lately_is_a_consumer() -> None:
     stage.pass_time(POLICY.ack_wait_ns - NS_PER_S)
     assert stage.dispatcher.in_flight == 1
     assert reasons(stage.dispatcher) == ()
+
+
+def test_a_queue_whose_claims_have_failed_for_some_seconds_is_held_back_by_the_server() -> None:
+    stage = Stage(policy=POLICY)
+    stage.enqueue(1)
+    stage.subscribe(1, 1)
+    for second in range(8):
+        for _ in range(5):
+            for asked in list(stage.asked):
+                if isinstance(asked.effect, Claim):
+                    stage.fail(asked)
+                else:
+                    stage.do(asked)
+                    stage.answer(asked)
+        assert reasons(stage.dispatcher) == (("server_stalls",) if second >= 5 else ()), second
+        stage.pass_time(NS_PER_S)
+    stage.settle()
+    assert stage.delivered == {1: [1]}
+    assert reasons(stage.dispatcher) == ()
+    assert reasons(stage.dispatcher, is_stalled=True) == ("server_stalls",)
 
 
 def test_a_queue_that_was_polled_within_a_minute_has_a_consumer() -> None:
