@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import click
 import pymysql
@@ -32,45 +33,55 @@ SORTS: Mapping[str, Callable[[Row], Any]] = {
     "rate": lambda row: -(row["Acked_per_s"] or 0),
 }
 
-NUMBERS = ("Ready", "Scheduled", "In_flight", "Dead")
 RATES = ("Enqueued_per_s", "Acked_per_s")
 AROUND_LINES = 9
-"""Lines of the screen for heads, frames and the line of totals."""
+"""Lines of the screen for heads, titles and problems."""
+PROBLEMS_MAX = 4
+"""Of the queues that are shown."""
+NAME_WIDTH = 22
+"""Characters of the name of a queue, at least."""
+GAP = 1
+"""Between two columns."""
 STREAMS_SHARE = 3
 """The streams have this part of the screen's lines."""
 
 
-def queues_table(queues: Sequence[Row], lines: int) -> RenderableType:
-    """The first queues that fit."""
-    table = Table(expand=True, highlight=False, title=f"{len(queues)} queues", title_justify="left")
-    table.add_column("Queue", ratio=2, no_wrap=True)
-    for name in (*map(_title, NUMBERS), "Oldest", "In/s", "Acked/s", "Streams"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("State", ratio=1, no_wrap=True)
-    for row in queues[:lines]:
+def queues_table(queues: Sequence[Row], lines: int, width: int) -> RenderableType:
+    """The first queues that fit, with as many columns as fit, and behind them what is wrong with them."""
+    shown, problems = queues[:lines], []
+    table, columns = _table(len(queues), "queue", "Queue", QUEUE_COLUMNS, width)
+    for row in shown:
         consumed = row["Subscribers"] or row["In_flight"]  # A worker that polls has no stream while it works.
         stuck = row["State"] == "broken" or (row["Ready"] and not (consumed and row["State"] == "running"))
-        cells = [f"{row['Database']}.{row['Name']}", *(_number(row[name]) for name in NUMBERS)]
-        cells += [_seconds(row["Oldest_ready_s"]), *(_rate(row[name]) for name in RATES), _number(row["Subscribers"])]
-        cells.append(f"{row['State']}: {row['Problem']}" if row["Problem"] else row["State"])
+        name = f"{row['Database']}.{row['Name']}"
+        if row["Problem"]:
+            problems.append(Text(f"{name}: {row['Problem']}"))
+        cells = [name, *(column.cell(row) for column in columns)]
         table.add_row(*(Text(cell, overflow="ellipsis") for cell in cells), style="bold" if stuck else "")
-    return table
+    return Group(table, *problems[:PROBLEMS_MAX])
 
 
-def _title(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def streams_table(streams: Sequence[Row], lines: int) -> RenderableType:
-    """The streams with the most messages in flight."""
-    table = Table(expand=True, highlight=False, title=f"{len(streams)} streams", title_justify="left")
-    for name in ("Id", "User", "Host", "Program", "Queue", "Delivered", "In flight", "Idle"):
-        table.add_column(name, justify="right" if name in {"Id", "Delivered", "In flight", "Idle"} else "left")
+def streams_table(streams: Sequence[Row], lines: int, width: int) -> RenderableType:
+    """The streams with the most messages in flight, with as many columns as fit."""
+    table, columns = _table(len(streams), "stream", "Queue", STREAM_COLUMNS, width)
     for row in sorted(streams, key=lambda row: -(row["In_flight"] or 0))[:lines]:
-        cells = [str(row["Id"]), *(row[name] or "" for name in ("User", "Host", "Program", "Queue"))]
-        cells += [_number(row["Delivered"]), _number(row["In_flight"]), _seconds(row["Idle_s"])]
-        table.add_row(*(Text(str(cell), overflow="ellipsis", no_wrap=True) for cell in cells))
+        cells = [row["Queue"] or "", *(column.cell(row) for column in columns)]
+        table.add_row(*(Text(cell, overflow="ellipsis", no_wrap=True) for cell in cells))
     return table
+
+
+def _table(count: int, what: str, first: str, columns: Sequence[Column], width: int) -> tuple[Table, Sequence[Column]]:
+    """An empty table, and those of the columns that it has: they are left out from the end."""
+    fitting = list(columns)
+    while NAME_WIDTH + sum(column.width + GAP for column in fitting) > width and len(fitting) > 1:
+        fitting.pop()
+    title = f"{count:,} {what}{'' if count == 1 else 's'}"
+    table = Table(expand=True, highlight=False, title=title, title_justify="left", box=None, padding=(0, GAP, 0, 0))
+    table.add_column(first, ratio=1, no_wrap=True)
+    for column in fitting:
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        table.add_column(column.title, width=column.width, no_wrap=True, justify=justify)
+    return table, fitting
 
 
 def _number(value: int | None) -> str:
@@ -88,6 +99,40 @@ def _seconds(value: float | None) -> str:
         if value >= size:
             return f"{float(value) / size:.1f} {unit}"
     return f"{value:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column behind the name of the queue."""
+
+    title: str
+    width: int
+    cell: Callable[[Row], str]
+    is_number: bool = True
+
+
+QUEUE_COLUMNS = (
+    Column("State", 7, lambda row: row["State"], is_number=False),
+    Column("Ready", 7, lambda row: _number(row["Ready"])),
+    Column("Oldest", 8, lambda row: _seconds(row["Oldest_ready_s"])),
+    Column("Acked/s", 8, lambda row: _rate(row["Acked_per_s"])),
+    Column("In flight", 9, lambda row: _number(row["In_flight"])),
+    Column("Dead", 6, lambda row: _number(row["Dead"])),
+    Column("Streams", 7, lambda row: _number(row["Subscribers"])),
+    Column("Scheduled", 9, lambda row: _number(row["Scheduled"])),
+    Column("In/s", 8, lambda row: _rate(row["Enqueued_per_s"])),
+)
+"""The most important ones first: a narrow screen has no room for the last."""
+
+STREAM_COLUMNS = (
+    Column("Id", 8, lambda row: str(row["Id"])),
+    Column("In flight", 9, lambda row: _number(row["In_flight"])),
+    Column("Idle", 8, lambda row: _seconds(row["Idle_s"])),
+    Column("Delivered", 10, lambda row: _number(row["Delivered"])),
+    Column("Program", 14, lambda row: row["Program"] or "", is_number=False),
+    Column("User", 12, lambda row: row["User"] or "", is_number=False),
+    Column("Host", 21, lambda row: row["Host"] or "", is_number=False),
+)
 
 
 class Top:
@@ -113,15 +158,15 @@ class Top:
             self._connection = None
             raise
 
-    def screen(self, height: int) -> RenderableType:
-        """The present state, or why there is none, in so many lines."""
+    def screen(self, width: int, height: int) -> RenderableType:
+        """The present state, or why there is none, in so many characters and lines."""
         try:
             queues, streams = self.read()
         except pymysql.MySQLError as error:
             return Text(f"{error_text(error)}; trying again", style="bold")
         free = max(2, height - AROUND_LINES)
         below = min(len(streams), free // STREAMS_SHARE)
-        return Group(queues_table(queues, free - below), streams_table(streams, below))
+        return Group(queues_table(queues, free - below, width), "", streams_table(streams, below, width))
 
 
 @click.command()
@@ -158,11 +203,12 @@ def top(
         return
     if once or not console.is_terminal or console.is_dumb_terminal:
         queues, streams = shown.read()
-        console.print(Group(queues_table(queues, len(queues)), streams_table(streams, len(streams))))
+        width = console.width
+        console.print(queues_table(queues, len(queues), width), "", streams_table(streams, len(streams), width))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(shown.screen(console.height), refresh=True)
+            live.update(shown.screen(console.width, console.height), refresh=True)
             try:
                 time.sleep(interval)
             except KeyboardInterrupt:
