@@ -19,6 +19,8 @@ from engine.quoting import quoted
 
 URL_VARIABLE = "ACKSTREAM_URL"
 PASSWORD_VARIABLE = "ACKSTREAM_PASSWORD"  # noqa: S105  # the name of a variable
+LOCAL = "mysql://root@127.0.0.1:3307"
+"""The proxy of this machine, as `ackstream serve` starts it."""
 SHAPE = "mysql://USER:PASSWORD@HOST:PORT/DATABASE"
 
 EXIT_FAILED = 1
@@ -90,7 +92,8 @@ url_option = click.option(
     "address",
     type=_Url(),
     envvar=URL_VARIABLE,
-    required=True,
+    default=LOCAL,
+    show_default=True,
     metavar="URL",
     help=f"{SHAPE}, of the proxy; or {URL_VARIABLE}, and {PASSWORD_VARIABLE} for the password.",
 )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pymysql
 import pytest
+from click.testing import CliRunner
 from rich.console import Console, RenderableType
 
-from proxy.commands.top import queues_table, streams_table
+from proxy.commands.connection import Address
+from proxy.commands.top import queues_table, streams_table, top
+from proxy.settings import Settings
 
 QUEUE: dict[str, Any] = {
     "Database": "shop",
@@ -69,3 +73,16 @@ def test_one_is_not_many() -> None:
 def test_a_stream_names_its_queue_and_its_connection() -> None:
     first = printed(80, streams_table([STREAM], 9, 80))[2]
     assert first.split()[:3] == ["shop.orders", "12", "10"]
+
+
+def test_without_an_url_it_is_the_proxy_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def connect(address: Address, _cursor: object) -> None:
+        called.append(f"{address.user}@{address.host}:{address.port}")
+        raise pymysql.err.OperationalError(2003, "Connection refused")
+
+    monkeypatch.setattr(Address, "connect", connect)
+    result = CliRunner().invoke(top, ["--once"], env={"ACKSTREAM_URL": None})
+    assert called == [f"root@{Settings().listen}"]
+    assert "is the proxy running" in result.output
