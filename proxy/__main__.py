@@ -3,6 +3,8 @@ about a second."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 import click
 
 from proxy import __version__
@@ -39,6 +41,18 @@ class Commands(click.Group):
             case _:
                 return None
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command, its name and the other arguments. The error about a name that does not exist has the
+        nearest one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if nearest := get_close_matches(args[0], COMMANDS, 1):
+                ctx.fail(f"{error.message} Did you mean '{nearest[0]}'?")
+            raise
 
 
 @click.command(cls=Commands)

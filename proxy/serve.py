@@ -99,7 +99,7 @@ EXIT_BAD_SETTING = 2
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
 def serve(config: Path | None, **flags: Any) -> None:
-    r"""Stand in front of a MySQL or MariaDB server, and make queues of its tables.
+    """Stand in front of a MySQL or MariaDB server, and make queues of its tables.
 
     Each option is also a name in the file of --config, and a variable: --data-dir is data_dir and
     ACKSTREAM_DATA_DIR. `ackstream doctor` checks the server beforehand. SIGTERM drains.
