@@ -22,6 +22,7 @@ from pymysql.connections import Connection
 
 from proxy.commands.connection import Address, error_text, give_up, reported, table_name, url_option
 from proxy.commands.handlers import Handler, Message, Outcome, Post, Program, Result
+from proxy.session.queries import sql
 
 POLL_S = 2
 """How long a worker waits for its first message before it looks whether it is to stop."""
@@ -31,6 +32,12 @@ AGAIN_S = 1.0
 
 FAILURE_PAUSE_MAX_S = 300
 """The longest pause after a failed attempt. It doubles with each one, from a second."""
+
+UNDELIVERED = frozenset({"priority", "time_next", "time_acked"})
+"""Columns that `STREAM *` leaves out."""
+
+NO_REASONS = frozenset({1105, 1142, 1143})
+"""Errors of a NACK with a REASON where the queue has no column for it, or the account may not write that."""
 
 LASTING = frozenset({1044, 1045, 1046, 1049, 1064, 1142, 1143, 1146})
 """Errors that do not pass by themselves."""
@@ -104,8 +111,7 @@ class Workers:
                             return
                 except pymysql.MySQLError as error:
                     if error.args and error.args[0] in LASTING:
-                        self._failure = error_text(error)
-                        self._stopping.set()
+                        self._fail(error_text(error))
                         return
                     self._log(f"{error_text(error)}; connecting again")
                     self._stopping.wait(AGAIN_S)
@@ -113,16 +119,50 @@ class Workers:
     def _consume(self, connection: Connection[Any], helper: ThreadPoolExecutor) -> bool:
         """Handle batches. Returns whether no message was due, with `until_empty`."""
         wait = "NOWAIT" if self._plan.until_empty else f"WAIT {POLL_S}"
+        if (failure := self._missing(connection)) is not None:
+            self._fail(failure)
+            return True
+        keeps_reasons = self._keeps_reasons(connection)
         while not self._stopping.is_set():
             with connection.cursor() as cursor:
                 cursor.execute(f"STREAM *, id, epoch FROM {self._plan.table} LIMIT {self._plan.batch} {wait}")
                 names = [column[0] for column in cursor.description]
                 batch = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
             if batch:
-                self._settle(connection, batch, self._handled(connection, batch, helper))
+                outcome = self._handled(connection, batch, helper)
+                self._settle(connection, batch, outcome, outcome.reason if keeps_reasons else "")
             elif self._plan.until_empty:
                 return True
         return False
+
+    def _fail(self, text: str) -> None:
+        self._failure = text
+        self._stopping.set()
+
+    def _missing(self, connection: Connection[Any]) -> str | None:
+        """Which column the handler names and the queue does not deliver, before a message is delivered."""
+        if not self._plan.handler.columns:
+            return None
+        with connection.cursor() as cursor:
+            cursor.execute(sql("stream_columns", columns="*, id, epoch", table=self._plan.table, condition="TRUE"))
+            there = {column[0] for column in cursor.description} - UNDELIVERED
+        for name in sorted(self._plan.handler.columns - there):
+            return (
+                f"{{{name}}} is no column of {self._plan.queue}, which has {', '.join(sorted(there))}. Put a command "
+                "with other braces into a script"
+            )
+        return None
+
+    def _keeps_reasons(self, connection: Connection[Any]) -> bool:
+        """Whether the queue has a column for reasons that the account may write."""
+        with connection.cursor() as cursor:
+            try:
+                cursor.execute(f"NACK FROM {self._plan.table} WHERE FALSE REASON ''")
+            except pymysql.MySQLError as error:
+                if error.args and error.args[0] in NO_REASONS:
+                    return False
+                raise
+        return True
 
     def _handled(self, connection: Connection[Any], batch: Sequence[Message], helper: ThreadPoolExecutor) -> Outcome:
         handling = helper.submit(self._plan.handler.handle, batch)
@@ -135,7 +175,8 @@ class Workers:
             except Exception as error:  # noqa: BLE001  # A fault here must not end the worker.
                 return Outcome(Result.FAILED, repr(error))
 
-    def _settle(self, connection: Connection[Any], batch: Sequence[Message], outcome: Outcome) -> None:
+    def _settle(self, connection: Connection[Any], batch: Sequence[Message], outcome: Outcome, reason: str) -> None:
+        """`reason`: what the queue is to keep of why; empty: nothing."""
         self._report(batch, outcome)
         if outcome.result is Result.DONE:
             if (count := self._each_epoch(connection, batch, "ACK")) < len(batch):
@@ -145,14 +186,24 @@ class Workers:
             self._each_epoch(connection, batch, "NACK")
         elif outcome.result is Result.AGAIN:
             delay_s = self._plan.delay_s if outcome.delay_s is None else outcome.delay_s
-            self._each_epoch(connection, batch, "NACK", f" DELAY {_seconds(delay_s)}")
+            self._give_back(connection, batch, delay_s, reason)
         else:
             for message in batch:
                 pause_s = min(2 ** (min(message["epoch"], 20) - 1), FAILURE_PAUSE_MAX_S)
-                self._each_epoch(connection, [message], "NACK", f" DELAY {pause_s}")
+                self._give_back(connection, [message], pause_s, reason)
 
-    def _each_epoch(self, connection: Connection[Any], batch: Sequence[Message], verb: str, end: str = "") -> int:
-        """Run a queue statement for the messages of each epoch. Returns the affected rows."""
+    def _give_back(self, connection: Connection[Any], batch: Sequence[Message], delay_s: float, reason: str) -> None:
+        end = f" DELAY {_seconds(delay_s)}"
+        if reason:
+            self._each_epoch(connection, batch, "NACK", f"{end} REASON %s", reason)
+        else:
+            self._each_epoch(connection, batch, "NACK", end)
+
+    def _each_epoch(
+        self, connection: Connection[Any], batch: Sequence[Message], verb: str, end: str = "", *values: str
+    ) -> int:
+        """Run a queue statement for the messages of each epoch. Returns the affected rows. `values`: those of
+        the places in `end`."""
         by_epoch: dict[int, list[object]] = defaultdict(list)
         for message in batch:
             by_epoch[message["epoch"]].append(message["id"])
@@ -161,7 +212,7 @@ class Workers:
             for epoch, ids in by_epoch.items():
                 which = "id = %s" if len(ids) == 1 else f"id IN ({', '.join(['%s'] * len(ids))})"
                 text = f"{verb} FROM {self._plan.table} WHERE {which} AND epoch = {epoch}{end}"
-                count += cursor.execute(text, ids)
+                count += cursor.execute(text, [*ids, *values])
         return count
 
     def _report(self, batch: Sequence[Message], outcome: Outcome) -> None:
@@ -214,9 +265,10 @@ def consume(
 ) -> None:
     """Hand the messages of QUEUE to a program or a URL, and acknowledge them.
 
-    A message is a JSON object on the program's standard input; in an argument, {column} stands for
-    a column's value. Its environment has MESSAGE_ID, MESSAGE_EPOCH, MESSAGE_QUEUE, and each column
-    as COLUMN_name.
+    A message is a JSON object on the program's standard input. Without --batch, {column} in an argument
+    stands for a column's value. A value may begin with a dash: put -- before it if the program takes
+    options. The environment has MESSAGE_ID, MESSAGE_EPOCH, MESSAGE_QUEUE, and each column as
+    COLUMN_name. If the queue has the option REASON, it keeps why a message was not done.
 
     \b
     The program's exit status decides what becomes of the message:
@@ -237,7 +289,10 @@ def consume(
     if (command is None) == (post is None) or not (command or post):
         raise click.UsageError("one of --exec and --http says what to do with messages")
     if command is not None:
-        handler: Handler = Program(command, timeout, queue)
+        try:
+            handler: Handler = Program(command, timeout, queue, in_batches=batch is not None)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--exec") from None
     elif post is not None and post.startswith(("http://", "https://")):
         handler = Post(post, timeout, lines=batch is not None)
     else:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -41,6 +42,9 @@ COLUMNS_MAX = 256 << 10
 VARIABLE = re.compile(r"[A-Za-z0-9_]+")
 """The end of a variable's name, so that shells can use it."""
 
+PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+"""The name of a column in an argument."""
+
 KILL_AFTER_S = 5.0
 """After the SIGTERM to a program that takes too long."""
 
@@ -66,10 +70,15 @@ class Outcome:
     text: str = ""
     delay_s: float | None = None
     """When to try again, if the receiver has said so."""
+    reason: str = ""
+    """Why they are not done, in one line."""
 
 
 class Handler(Protocol):
     """Handles a batch of messages. Its methods are called from several threads."""
+
+    columns: frozenset[str]
+    """The columns that it needs of each message, by their names."""
 
     def handle(self, batch: Sequence[Message]) -> Outcome:
         """Handle the messages; returns when they are handled."""
@@ -81,10 +90,15 @@ class Handler(Protocol):
 class Program:
     """Runs a program for each batch. A message is one line of JSON on its standard input."""
 
-    def __init__(self, command: str, timeout_s: float, queue: str) -> None:
-        """`command` is split as a shell does. `{column}` in an argument is replaced, if the batch is
-        one message."""
+    def __init__(self, command: str, timeout_s: float, queue: str, *, in_batches: bool) -> None:
+        """`command` is split as a shell does. `{column}` in an argument is replaced, unless messages come
+        `in_batches`. Raises ValueError if a quotation has no end, or if there is no such program."""
         self._argv = shlex.split(command)
+        if not PLACEHOLDER.search(self._argv[0]) and shutil.which(self._argv[0]) is None:
+            raise ValueError(f"there is no program {self._argv[0]}")
+        self._in_batches = in_batches
+        named = [] if in_batches else [name for argument in self._argv for name in PLACEHOLDER.findall(argument)]
+        self.columns = frozenset(filter(VARIABLE.fullmatch, named))
         self._timeout_s = timeout_s
         self._queue = queue
         self._guard = threading.Lock()
@@ -104,7 +118,8 @@ class Program:
                     start_new_session=True,
                 )
             except OSError as error:
-                return Outcome(Result.FAILED, f"{self._argv[0]} cannot be run: {error.strerror}")
+                text = f"{self._argv[0]} cannot be run: {error.strerror}"
+                return Outcome(Result.FAILED, text, reason=text)
             with self._guard:
                 self._running.add(process)
             try:
@@ -114,14 +129,16 @@ class Program:
                     self._running.discard(process)
             output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_MAX))
             text = output.read().decode("utf-8", "replace").strip()
-        if status is None:
-            return Outcome(Result.FAILED, _joined(text, f"ended after --timeout {self._timeout_s:g} s"))
         if status == 0:
             return Outcome(Result.DONE, text)
+        last_line = text.rpartition("\n")[2]
         if status == AGAIN_STATUS:
-            return Outcome(Result.AGAIN, text)
-        how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
-        return Outcome(Result.FAILED, _joined(text, how))
+            return Outcome(Result.AGAIN, text, reason=_reason(f"exit status {status}", last_line))
+        if status is None:
+            how = f"ended after --timeout {self._timeout_s:g} s"
+        else:
+            how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
+        return Outcome(Result.FAILED, _joined(text, how), reason=_reason(how, last_line))
 
     def stop(self) -> None:
         """End the programs that run."""
@@ -144,9 +161,9 @@ class Program:
             return process.returncode
 
     def _arguments(self, batch: Sequence[Message]) -> list[str]:
-        if len(batch) != 1:
+        if self._in_batches:
             return self._argv
-        values = {f"{{{name}}}": as_text(value) for name, value in batch[0].items()}
+        values = {name: as_text(value) for name, value in batch[0].items()}
         return [_replaced(argument, values) for argument in self._argv]
 
     def _variables(self, batch: Sequence[Message]) -> dict[str, str]:
@@ -164,6 +181,7 @@ class Post:
     def __init__(self, url: str, timeout_s: float, *, lines: bool) -> None:
         """`lines`: the body is NDJSON also for one message."""
         self._url, self._timeout_s, self._lines = url, timeout_s, lines
+        self.columns = frozenset[str]()
 
     def handle(self, batch: Sequence[Message]) -> Outcome:
         """Post the messages, and wait for the answer."""
@@ -177,9 +195,11 @@ class Post:
         except urllib.error.HTTPError as error:
             with error:
                 early = error.code in {408, 425, 429, 503}
-                return Outcome(Result.AGAIN if early else Result.FAILED, f"HTTP {error.code}", _retry_after(error))
+                result, text = Result.AGAIN if early else Result.FAILED, f"HTTP {error.code}"
+                return Outcome(result, text, _retry_after(error), text)
         except OSError as error:
-            return Outcome(Result.AGAIN, f"{self._url}: {error}")
+            text = f"{self._url}: {error}"
+            return Outcome(Result.AGAIN, text, reason=text)
 
     def stop(self) -> None:
         """Requests end by themselves, within the timeout."""
@@ -208,10 +228,13 @@ def _joined(text: str, how: str) -> str:
     return f"{text}\n{how}" if text else how
 
 
+def _reason(how: str, last_line: str) -> str:
+    return f"{how}: {last_line}" if last_line else how
+
+
 def _replaced(argument: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        argument = argument.replace(name, value)
-    return argument
+    """The argument with values in the places of columns. What a value contains is not replaced."""
+    return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), argument)
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -93,6 +93,47 @@ def test_the_exit_status_decides_what_becomes_of_a_message(
     assert 800 < later <= 900
 
 
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("echo {payload} {adress}", "{adress} is no column of m, which has epoch, id, payload"),
+        ("no-such-program {payload}", "there is no program no-such-program"),
+        ("echo 'payload", "No closing quotation"),
+    ],
+)
+def test_a_command_that_cannot_work_costs_no_attempt(
+    client: Any, variables: dict[str, str], command: str, complaint: str
+) -> None:
+    enqueue(variables, "a")
+    done = ackstream(variables, "consume", "m", "--exec", command, "--until-empty")
+    assert done.returncode != 0
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert rows(client, "SELECT epoch FROM m WHERE time_acked IS NULL") == [(0,)]
+
+
+def test_a_value_is_put_in_once(client: Any, variables: dict[str, str], tmp_path: Path) -> None:
+    enqueue(variables, "{id} {epoch} {nothing}")
+    done = ackstream(variables, "consume", "m", "--exec", "echo {payload} {id}", "--until-empty")
+    assert "m: message 1: {id} {epoch} {nothing} 1" in done.stderr
+
+
+def test_why_a_message_failed_is_kept_where_the_queue_keeps_reasons(
+    client: Any, variables: dict[str, str], tmp_path: Path
+) -> None:
+    run(client, "ALTER QUEUE m REASON = why")
+    enqueue(variables, "a 100 % new", "75")
+    program = tmp_path / "handle"
+    program.write_text('#!/bin/sh\necho first\necho "it\'s $1" >&2\n[ "$1" = 75 ] && exit 75\nexit 3\n')
+    program.chmod(0o755)
+    done = ackstream(variables, "consume", "m", "--exec", f"{program} {{payload}}", "--until-empty")
+    assert done.returncode == 0, done.stderr
+    assert rows(client, "SELECT id, why FROM m ORDER BY id") == [
+        (1, "exit status 3: it's a 100 % new"),
+        (2, "exit status 75: it's 75"),
+    ]
+
+
 def test_a_batch_is_lines_of_json_for_one_run_of_the_program(
     client: Any, variables: dict[str, str], tmp_path: Path
 ) -> None:
