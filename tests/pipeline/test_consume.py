@@ -100,11 +100,11 @@ def test_the_last_messages_are_acknowledged_without_waiting_for_more(
 def test_in_strict_order_a_batch_has_one_message_of_each_group(
     source: Callable[..., DataFrame], connection: Any, begin: Callable[..., StreamingQuery]
 ) -> None:
-    run(connection, "CREATE QUEUE m (tenant INT) GROUP_BY = (tenant) GROUP_ORDER = STRICT")
+    run(connection, "CREATE QUEUE m (tenant INT) GROUP_BY = (tenant) GROUP_ORDER = STRICT ACK_WAIT = 600")
     run(connection, "INSERT INTO m (tenant) VALUES (1), (2), (1), (2), (1), (2)")
     batches: list[list[tuple[int, int]]] = []
     begin(source(), lambda batch, _: batches.append([(row.tenant, row.id) for row in batch.collect()]))
-    eventually(lambda: sum(map(len, batches)) == 6, timeout_s=100)
+    eventually(lambda: acknowledged(connection) == 6, timeout_s=100)
     assert all(len(dict(batch)) == len(batch) for batch in batches)
     received = [row for batch in batches for row in batch]
     assert [number for tenant, number in received if tenant == 1] == [1, 3, 5]
@@ -116,7 +116,7 @@ def test_a_batch_has_no_more_messages_than_their_semaphores_have_places(
 ) -> None:
     """Which are one batch's until it is acknowledged, and then the next one's."""
     run(connection, "CREATE SEMAPHORE mail CAPACITY 3")
-    run(connection, "CREATE QUEUE m (needs VARCHAR(40)) SEMAPHORES = (needs)")
+    run(connection, "CREATE QUEUE m (needs VARCHAR(40)) SEMAPHORES = (needs) ACK_WAIT = 600")
     run(connection, "INSERT INTO m (needs) VALUES ('mail'), ('mail'), (NULL), ('mail'), ('mail'), ('mail'), ('mail')")
     batches: list[list[str | None]] = []
     begin(source(), lambda batch, _: batches.append([row.needs for row in batch.collect()]))
@@ -128,7 +128,7 @@ def test_a_batch_has_no_more_messages_than_their_semaphores_have_places(
 def test_a_follow_up_comes_behind_its_batch_and_a_group_has_its_limit(
     source: Callable[..., DataFrame], connection: Any, begin: Callable[..., StreamingQuery]
 ) -> None:
-    run(connection, "CREATE QUEUE m (tenant INT NOT NULL) GROUP_BY = (tenant) GROUP_LIMIT = 2 BATCHES")
+    run(connection, "CREATE QUEUE m (tenant INT NOT NULL) GROUP_BY = (tenant) GROUP_LIMIT = 2 BATCHES ACK_WAIT = 600")
     run(connection, "INSERT INTO m (tenant, after_batch) VALUES (2, 7)")
     run(connection, "INSERT INTO m (tenant, batch) VALUES (1, 7), (1, 7), (1, 7), (1, 7), (1, 7)")
     batches: list[list[int]] = []
