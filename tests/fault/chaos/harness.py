@@ -58,8 +58,9 @@ EPOCH_MAX = 2**63 - 1
 """Of a message that no claim can count further."""
 OLD_ROWS = 100
 """Of a queue with rows that cannot be purged."""
-PURGED_S = 180.0
-"""A run that lasts so long sees old rows purged, once a minute."""
+LONG_S = 180.0
+"""A run that lasts so long has rows that the server refuses to claim and to purge: it sees old rows purged, once a
+minute."""
 IDLE_S = 20.0
 """After so long without any progress a run is given up."""
 
@@ -238,9 +239,9 @@ class Harness:
                 cursor.execute(f"CREATE SEMAPHORE {name} CAPACITY {capacity}")
             for plan in run.plans:
                 cursor.execute(plan.create)
-                for number in range(plan.refused):
+                for number in range(plan.refused if run.seconds >= LONG_S else 0):
                     cursor.execute(f"INSERT INTO {plan.name} (token, epoch) VALUES ({-1 - number}, {EPOCH_MAX})")
-                if plan.kept:
+                if plan.kept and run.seconds >= LONG_S:
                     _add_old_rows(cursor, plan)
                 for event in ("INSERT", "UPDATE") if plan.audited else ():
                     cursor.execute(
@@ -433,7 +434,7 @@ class Harness:
                 _write_rows(self.history, root, plan.name, plan.name)
                 if plan.dead_letter:
                     _write_rows(self.history, root, plan.dead_letter, plan.name, dead=True)
-                if plan.kept and self.plan.seconds >= PURGED_S and (left := _old_rows_left(root, plan)):
+                if plan.kept and self.plan.seconds >= LONG_S and (left := _old_rows_left(root, plan)):
                     self.history.write("alarm", text=f"{plan.name}: {left} old rows are not purged beside {plan.kept}")
 
 

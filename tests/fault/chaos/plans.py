@@ -95,9 +95,11 @@ class Plan:
     follow_ups: str = ""
     """The queue of the messages that follow; empty: this one."""
     refused: int = 0
-    """So many rows at its front cannot be claimed: their epoch is as great as it can be. Nothing waits for them."""
+    """So many rows at its front cannot be claimed: their epoch is as great as it can be. Nothing waits for them. In a
+    long run."""
     kept: int = 0
-    """So many old acknowledged rows cannot be purged, because a foreign key refers to them. Others are."""
+    """So many old acknowledged rows cannot be purged, because a foreign key refers to them. Others are. In a long
+    run."""
     redriven: bool = False
     """Dead messages come back, as new ones, and meanwhile keep what follows them waiting."""
 
