@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from prometheus_client.core import Metric
 from engine.model import TableId
 from proxy.server.inspection import Inspected, Question
 from proxy.server.listener import Proxy
+from proxy.server.queue_metrics import QUEUES_OF_A_STEP
 from proxy.statements.show import RunningStream, running_stream
 
 
@@ -44,15 +46,18 @@ class Sources:
     """Why clients cannot be served."""
     inspect: Callable[[Question], Awaitable[Inspected]]
     streams: Callable[[], Sequence[RunningStream]]
-    problems: Callable[[], Sequence[Problem]]
+    problems: Callable[[], Awaitable[Sequence[Problem]]]
     """Of all queues, broken ones first."""
 
 
-def known_problems(proxy: Proxy) -> Sequence[Problem]:
-    """What `Problem` of SHOW QUEUES contains, as far as the engine knows it without another statement."""
+async def known_problems(proxy: Proxy) -> Sequence[Problem]:
+    """What `Problem` of SHOW QUEUES contains, as far as the engine knows it without another statement. Reads
+    QUEUES_OF_A_STEP queues in a turn of the event loop."""
     engine, now_ns = proxy.engine, time.monotonic_ns()
     found = [Problem(table.id, "; ".join(table.problems), is_broken=True) for table in engine.broken()]
-    for queue, dispatcher in engine.runners():
+    for number, (queue, dispatcher) in enumerate(engine.runners()):
+        if number and number % QUEUES_OF_A_STEP == 0:
+            await asyncio.sleep(0)
         texts = [*queue.warnings, *dispatcher.parts.measures.problems.texts(now_ns, of_rows=True)]
         texts += queue.advice if queue.scan_index is None else ()
         found += [Problem(queue.id, "; ".join(texts))] if texts else []

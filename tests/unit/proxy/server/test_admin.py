@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -30,7 +31,7 @@ from proxy.server.depths import CountedQueue
 from proxy.server.inspection import Inspected, Question
 from proxy.server.listener import Proxy
 from proxy.server.metrics import ProcessMetrics
-from proxy.server.sources import Sources
+from proxy.server.sources import Sources, known_problems
 from proxy.settings import load
 from proxy.statements.depth import Depth
 from proxy.statements.show import RunningStream
@@ -64,7 +65,8 @@ async def admin_port(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     runners = queues()
     monkeypatch.setattr(engine, "runners", lambda: runners)
     settings = load({"data_dir": path, "tls": False}, None)
-    metrics = ProcessMetrics(Proxy(engine, settings, Route(None), Tls.of(settings)), Reach())
+    proxy = Proxy(engine, settings, Route(None), Tls.of(settings))
+    metrics = ProcessMetrics(proxy, Reach())
     counted = CountedQueue(Depth(ready=3, oldest_ready_s=5.0), 7, counted_s=0.0)
     monkeypatch.setattr(metrics.depths, "_counts", {table.id: counted for table, _ in runners})
     monkeypatch.setattr(metrics.depths, "request", lambda: None)
@@ -75,7 +77,9 @@ async def admin_port(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     async def inspect(_: Question) -> Inspected:
         return Inspected(None)
 
-    admin = Admin(Sources(metrics.families, well, well, inspect, lambda: streams, list), Access(""), 4)
+    admin = Admin(
+        Sources(metrics.families, well, well, inspect, lambda: streams, partial(known_problems, proxy)), Access(""), 4
+    )
     host, port = await admin.start("127.0.0.1", 0)
     try:
         yield f"http://{host}:{port}"
