@@ -54,7 +54,8 @@ class FilterGroup:
         now, and those that wait for too long. `closed`: the table hands out no messages at present, whatever is
         in the buffer. `unsure`: that may change in a moment. The streams stay in the group until they are removed."""
         self.subscribers.end_first_waits(now.mono_ns)
-        overdue = self.subscribers.overdue_streams(now.mono_ns, self.limits.bounded_stall_ns)
+        limits = self.limits
+        overdue = self.subscribers.overdue_streams(now.mono_ns, limits.bounded_stall_ns, limits.bounded_grace_ns)
         if self.reserved or unsure:
             nothing_to_give, completed = False, 0
         elif closed:
@@ -114,8 +115,9 @@ class FilterGroups:
             remaining=spec.limit,
         )
         if spec.first_wait_ns is not None:
-            least_ns = max(spec.first_wait_ns + self._limits.bounded_grace_ns, self._limits.bounded_stall_ns)
-            subscriber.ends_ns = now.mono_ns + least_ns
+            waited_ns = spec.first_wait_ns + self._limits.bounded_grace_ns
+            subscriber.ends_ns = now.mono_ns + max(waited_ns, self._limits.bounded_stall_ns)
+            subscriber.checked_ns = now.mono_ns + waited_ns if spec.locks else subscriber.ends_ns
         self._subscribers[spec.id] = subscriber
         self._streams_of.setdefault(spec.holder, set()).add(spec.id)
         group.subscribers.add_stream(subscriber)

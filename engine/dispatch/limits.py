@@ -43,7 +43,8 @@ class Limits:
     back."""
     bounded_stall_ns: int = 5 * NS_PER_S
     """The same behind its begin, and behind its last message: a stream that does not wait gets messages from a
-    server that takes so long for a scan and a claim."""
+    server that takes so long for a scan and a claim. Behind messages that it has locked it is `bounded_grace_ns`:
+    other transactions wait for the locks."""
     locks_turn_max: int = 1_000
     """Messages offered to all of them in one decision, the others in the next one: more hold the event loop for
     several ms."""

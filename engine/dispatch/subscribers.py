@@ -61,6 +61,8 @@ class Subscriber:
     """How many more messages its LIMIT allows; None: no LIMIT."""
     ends_ns: int = 0
     """When a bounded stream ends at the latest if it gets nothing (monotonic)."""
+    checked_ns: int = 0
+    """When that is checked first: earlier for a stream that locks what it gets."""
     held: int = 0
     """Leases that were given to this stream and have not ended. They count against PREFETCH."""
     given: int = 0
@@ -185,7 +187,7 @@ class Subscribers:
         if subscriber.first_wait_until_ns is not None:
             self._awaited_scans[subscriber.since_scan] += 1
             heapq.heappush(self._first_waits, (subscriber.first_wait_until_ns, subscriber.spec.id))
-            heapq.heappush(self._last_ends, (subscriber.ends_ns, subscriber.spec.id, 0))
+            heapq.heappush(self._last_ends, (subscriber.checked_ns, subscriber.spec.id, 0))
         self._changed(subscriber)
 
     def remove_stream(self, subscriber: Subscriber) -> None:
@@ -377,16 +379,21 @@ class Subscribers:
             heapq.heappop(self._last_ends)
         return self._last_ends[0][0] if self._last_ends else None
 
-    def overdue_streams(self, now_ns: int, stall_ns: int) -> list[Subscriber]:
+    def overdue_streams(self, now_ns: int, stall_ns: int, locked_stall_ns: int) -> list[Subscriber]:
         """The bounded streams that have got nothing for so long that they end, whatever is under way for them.
-        Those that get messages may take `stall_ns` for the next one; those whose clients do not read, or
-        lock messages just now, too. The caller removes them."""
+        Those that get messages may take `stall_ns` for the next one; those that lock them, `locked_stall_ns`,
+        since other transactions may wait for the locks. Those whose clients do not read, or lock messages just
+        now, take longer. The caller removes them."""
         overdue: list[Subscriber] = []
         while (at_ns := self.next_last_end_ns()) is not None and at_ns <= now_ns:
             _, number, given = heapq.heappop(self._last_ends)
             subscriber = self._by_id[number]
-            if subscriber.given > given or subscriber.paused or (subscriber.spec.locks and subscriber.fetching):
-                heapq.heappush(self._last_ends, (now_ns + stall_ns, number, subscriber.given))
+            locks = subscriber.spec.locks
+            if subscriber.given > given or subscriber.paused or (locks and subscriber.fetching):
+                ends_ns = now_ns + (locked_stall_ns if locks and subscriber.given else stall_ns)
+                heapq.heappush(self._last_ends, (ends_ns, number, subscriber.given))
+            elif not subscriber.given and now_ns < subscriber.ends_ns:
+                heapq.heappush(self._last_ends, (min(now_ns + locked_stall_ns, subscriber.ends_ns), number, 0))
             else:
                 overdue.append(subscriber)
         return overdue

@@ -67,3 +67,29 @@ def test_a_client_that_does_not_read_has_its_stream_until_it_reads() -> None:
     stage.handle(stage.dispatcher.client_paused, 1)
     stage.pass_time(3 * STALL_NS)
     assert 1 not in stage.ended
+
+
+@pytest.mark.parametrize("wait_s", [0, 2], ids=["NOWAIT", "WAIT 2"])
+def test_behind_what_it_has_locked_it_waits_for_a_second_because_others_wait_for_the_locks(wait_s: int) -> None:
+    stage = Stage(limits=Limits(scan_min=2, window_max=2))
+    for key in range(1, 7):
+        stage.enqueue(key, wake=False)
+    stage.subscribe(1, holder=1, first_wait_ns=wait_s * NS_PER_S, locks=True)
+    while answered := [asked for asked in stage.asked if not stage.delivered or not isinstance(asked.effect, Scan)]:
+        stage.do(answered[0])
+        stage.answer(answered[0])
+    assert 1 not in stage.ended, "a scan that may find more is under way"
+    for _ in range(wait_s + 2):
+        stage.pass_time(GRACE_NS)
+    assert stage.ended[1] is Cause.COMPLETE
+
+
+def test_before_it_has_locked_anything_it_waits_as_long_as_others() -> None:
+    stage = Stage()
+    stage.enqueue(1, wake=False)
+    stage.subscribe(1, holder=1, first_wait_ns=0, locks=True)
+    for _ in range(STALL_NS // GRACE_NS):
+        assert 1 not in stage.ended
+        stage.pass_time(GRACE_NS)
+    assert stage.ended[1] is Cause.COMPLETE
+    assert not stage.delivered
