@@ -41,16 +41,17 @@ class History:
         outcome: str = "ok",
         affected: int | None = None,
         conn: str = "a",
+        lasts: float = 0.5,
         **more: Any,
     ) -> None:
-        """A statement that takes half a second."""
+        """A statement that takes half a second, or so many."""
         self._number += 1
         op = str(self._number)
         values = {"op": op, "conn": conn, "what": what, "queue": Q, "tokens": pack(tokens), "tx": 0, **more}
         self.add(at, "begin", **values)
         if outcome != "lost":
             count = len(tokens) if affected is None else affected
-            self.add(at + 0.5, "done", op=op, outcome=outcome, affected=count, error="")
+            self.add(at + lasts, "done", op=op, outcome=outcome, affected=count, error="")
 
     def got(self, at: float, token: int, epoch: int = 1, *, wait: float = 5, conn: str = "a", **more: Any) -> None:
         """A delivery whose claim was made at this moment."""
@@ -593,6 +594,17 @@ def test_a_due_message_that_a_transaction_holds_does_not_wait(history, locked, r
     for token in (1, 2):
         history.row(token)
     assert history.rules() == rules
+
+
+def test_a_due_message_that_an_ack_holds_while_it_waits_for_a_lock_does_not_wait(history) -> None:
+    """Its claim is over, so it is due, and nobody can claim it."""
+    history.add(10, "phase", name="healed")
+    history.got(11, 1)
+    for at in range(11, 40):
+        history.add(at, "sample", what="queue", queue=Q, waiting=1, due=int(at > 16), oldest_us=0)
+    history.run(12, "ack", [1], lasts=28)
+    history.row(1)
+    assert history.rules() == []
 
 
 def test_a_due_message_does_not_wait_once_all_faults_are_over(history) -> None:

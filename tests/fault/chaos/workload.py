@@ -32,6 +32,9 @@ PAUSE_S = 0.3
 HOLD_S = 7.0
 AHEAD_S = 10
 """Producers are ahead of the consumers by what they insert in so long."""
+TRICKLE = 0.1
+"""The part of that which they insert in each further AHEAD_S, though nobody seems to acknowledge anything: a queue that
+is paused shall grow, and one whose consumers are slow shall not be ahead of them by more than the run can end."""
 UNKNOWN = {1053, 1079, 1158, 1159, 1160, 1161, 1180, 1184, 2013}
 """Errors after which a statement may have been committed."""
 
@@ -231,7 +234,7 @@ class Producer:
             if load.ahead[plan.name] < most or load.healed.is_set():
                 return
             await load.pause(0.1)
-        load.ahead[plan.name] = 0  # Others have acknowledged them, or nobody can.
+        load.ahead[plan.name] = int(most * (1 - TRICKLE))  # Others have acknowledged them, or nobody can.
 
     async def _transaction(self, connection: Connection, draw: random.Random) -> int:
         fate = draw.random()
