@@ -12,7 +12,7 @@ from tests.support.cpu import CpuTimeUsedUpError, cpu_limit
 
 
 def test_a_loop_without_an_end_ends() -> None:
-    with pytest.raises(CpuTimeUsedUpError, match="more than 0.05 s"), cpu_limit(0.05):
+    with pytest.raises(CpuTimeUsedUpError, match=r"more than 0\.05 s"), cpu_limit(0.05):
         for _ in itertools.count():
             pass
 
