@@ -7,6 +7,7 @@ import contextlib
 import re
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,22 @@ class Provoking:
             run(other, "UPDATE orders SET payload = 'b'")
             return [self.error("ACK orders WHERE id = 1", before="SET innodb_lock_wait_timeout = 1")]
 
+    def deadlock(self) -> list[str]:
+        """Two transactions change two messages, each the other's first one."""
+        with self.proxy.connect(database=self.database) as client, self.proxy.connect(database=self.database) as other:
+            enqueue(client, "orders", "b")
+            for connection, first in ((client, 1), (other, 2)):
+                run(connection, "BEGIN")
+                run(connection, f"UPDATE orders SET payload = 'c' WHERE id = {first}")
+            with ThreadPoolExecutor() as pool:
+                tried = [
+                    pool.submit(run, connection, f"ACK orders WHERE id = {second}")
+                    for connection, second in ((client, 2), (other, 1))
+                ]
+                # The one that the server chooses fails; its end lets the other one go on.
+                errors = [error for done in tried if (error := done.exception(timeout=30)) is not None]
+        return ["{} {}".format(*error.args) for error in errors]
+
     def in_a_transaction(self) -> list[str]:
         return [self.error("PURGE QUEUE orders", before="BEGIN")]
 
@@ -158,6 +175,7 @@ PROVOKE: dict[str, Callable[[Provoking], list[str]]] = {
     "1040 Too many connections": Provoking.too_many,
     "1045 Access denied": Provoking.denied,
     "1205 Lock wait timeout exceeded": Provoking.locked,
+    "1213 Deadlock found when trying to get lock": Provoking.deadlock,
     "1179 … cannot run inside a transaction": Provoking.in_a_transaction,
 }
 

@@ -13,8 +13,10 @@ import click
 import pytest
 
 from engine.catalog.directives import OPTIONS
+from engine.dispatch.problems import Kind
 from proxy.__main__ import COMMANDS, main
 from proxy.logs import EventFormatter
+from proxy.server.holding import REASONS
 from proxy.settings import Settings, load
 from tests.fault.chaos.__main__ import arguments as arguments_of_chaos
 from tests.support.documents import (
@@ -181,6 +183,46 @@ def test_a_line_of_the_log_is_as_the_log_writes_it() -> None:
     record.event = event.removesuffix(":")
     written = EventFormatter("text").format(record)
     assert (len(written.split()[0]), written.partition(" ")[2]) == (len(time), line.partition(" ")[2])
+
+
+HOLDS_NOTHING_BACK = {
+    *(
+        "ACK_WAIT",
+        "MIN_BACKOFF",
+        "MAX_BACKOFF",
+        "PURGE_AFTER",
+        "BATCH_SIZE",
+        "MESSAGE_COLS",
+        "DEAD_LETTER_OF",
+        "REASON",
+    ),
+    *("GROUP_BY", "BATCH_BY", "LEASE", "ON_DISCONNECT"),
+}
+"""The options of a queue that hold no message back."""
+
+
+def nothing_is_delivered() -> str:
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
+    return page.partition("\n## Nothing is delivered\n")[2].partition("\n## ")[0]
+
+
+def test_nothing_is_delivered_has_a_row_for_each_reason_that_the_metric_names() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", nothing_is_delivered(), re.MULTILINE)
+    assert sorted(rows) == sorted(REASONS)
+
+
+def test_nothing_is_delivered_names_each_kind_of_problem_and_each_option_that_holds_messages_back() -> None:
+    named = set(re.findall(r"`([\w.]+)", nothing_is_delivered()))
+    assert {kind.value for kind in Kind} - {"release.refused", "purge.refused"} - named == set()
+    assert OPTIONS.keys() - HOLDS_NOTHING_BACK - named == set()
+
+
+def test_the_errors_of_troubleshooting_stand_in_the_order_of_their_numbers() -> None:
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
+    table = page.partition("## By error text\n")[2].partition("\n## ")[0]
+    numbers = [int(number) for number in re.findall(r"^\| `(\d+) ", table, re.MULTILINE)]
+    assert numbers == sorted(numbers)
+    assert {1020, 1205, 1213} <= set(numbers)
 
 
 def test_the_targets_of_make_on_a_page_take_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
