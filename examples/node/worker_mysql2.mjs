@@ -9,6 +9,7 @@ import mysql from "mysql2/promise";
 
 const POLL_S = 20; // How long a STREAM waits for a message.
 const RECONNECT_S = 1;
+const DELAY_MAX_S = 3600; // The longest delay after an error.
 
 // The work. What it does on `connection` is committed together with the ACK.
 async function handle(connection, task) {
@@ -70,7 +71,8 @@ export class Worker {
         console.error(`${task}, delivery ${epoch}: ${error}`);
         await connection.rollback();
         const back = "NACK jobs WHERE id = ? AND epoch = ? DELAY ? REASON ?";
-        await connection.query(back, [id, epoch, epoch, String(error)]);
+        const delayS = Math.min(2 ** epoch, DELAY_MAX_S) * (1 + Math.random() / 4);
+        await connection.query(back, [id, epoch, delayS, String(error)]);
       } finally {
         finished.abort();
         this.busy = false;

@@ -6,6 +6,7 @@ SIGTERM and SIGINT end it within GRACE_S.
 """
 
 import contextlib
+import random
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ POLL_S = 20  # How long a STREAM waits for a message.
 ACK_WAIT_S = 30  # ACK_WAIT of the queue, whole seconds. A message that takes longer is kept by EXTEND.
 GRACE_S = 5.0  # For the message under way when a signal comes. After it the message goes to another worker.
 RECONNECT_S = 1.0
+DELAY_MAX_S = 3600  # The longest delay after an error.
 
 
 def handle(cursor, task):
@@ -78,7 +80,8 @@ class Worker:
                     print(f"{task}, delivery {epoch}: {error!r}", file=sys.stderr)
                     connection.rollback()
                     back = "NACK jobs WHERE id = %s AND epoch = %s DELAY %s REASON %s"
-                    cursor.execute(back, (message, epoch, epoch, repr(error)))
+                    delay_s = min(2**epoch, DELAY_MAX_S) * random.uniform(1, 1.25)
+                    cursor.execute(back, (message, epoch, delay_s, repr(error)))
                     connection.commit()
                 finally:
                     finished.set()

@@ -38,6 +38,7 @@ from proxy.statements.tables import (
     change_comment,
     change_schema,
     comment_of,
+    comment_with,
     marked_comment,
     no_queue,
     string_literal,
@@ -93,7 +94,7 @@ class Creation:
             without = without | {"lease"}  # The application has a column of that name.
         values = queue_values(given, without)
         refuse_uncounted(values)
-        comment = make_comment(values, statement.comment or "")
+        comment = comment_with(statement.table, values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
         definitions = statement.definitions_sql(
             values.get("lease"),
@@ -142,7 +143,7 @@ class Creation:
         if comment is None:
             statement = await definition()
             own = {key: value for key, value in values.items() if key not in _NOT_OF_DEAD_LETTERS}
-            made_for = make_comment(_consenting(own, dead, table))
+            made_for = comment_with(dead, _consenting(own, dead, table))
             counted = counted_by(own)
             definitions = statement.dead_letter_sql(values.get("lease"), counted=counted, extras=extras_of(values))
             text = _create_table(session, statement, dead, definitions, made_for)

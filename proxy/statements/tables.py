@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, TypeVar
@@ -52,6 +52,11 @@ CHANGE_WAIT_S = 10.0
 
 CHANGE_PAUSE_S = 0.05
 """Between two attempts."""
+
+COMMENT_CHARS_MAX = 2048
+"""The longest comment of a table on both servers. Without strict mode they cut a longer one, and so a directive."""
+
+COMMENT_TOO_LONG = 1628
 
 TABLE_DENIED = 1142
 """The server's error about a table on which the account lacks a privilege."""
@@ -149,6 +154,23 @@ async def marked_comment(session: ClientSession, table: TableName) -> str:
     return comment
 
 
+def comment_with(table: TableName, values: Mapping[str, str], rest: str = "") -> str:
+    """The comment of a table with these directives. Raises ServerError if it is too long."""
+    comment = make_comment(values, rest)
+    if len(comment) <= COMMENT_CHARS_MAX:
+        return comment
+    named = values.get("dead_letter_of", "").count("|") + 1
+    remedy = (
+        f"its dead_letter_of would name {named} queues. Give some of them another DEAD_LETTER, or take away those that"
+        " are gone: ALTER QUEUE … DEAD_LETTER_OF = (…)"
+        if named > 1
+        else "shorten the text of COMMENT, or the directives"
+    )
+    name = f"{table.db}.{table.name}" if table.db else table.name
+    problem = f"The COMMENT of {name} would have {len(comment)} characters, and a table's comment has"
+    raise ServerError(COMMENT_TOO_LONG, "HY000", f"{problem} {COMMENT_CHARS_MAX} at most: {remedy}")
+
+
 async def show_create_table(session: ClientSession, context: Context, table: TableName) -> bytes:
     """The table's definition in UTF-8, whatever the character set of the client's results and its sql_mode are:
     SHOW cannot convert, and some sql_modes leave out the comment, or write names as another server would."""
@@ -190,7 +212,7 @@ async def change_comment(
         if before is not None:
             await before()
         values, rest = change(*split_comment(await marked_comment(session, table)))
-        literal = string_literal(session, make_comment(values, rest))
+        literal = string_literal(session, comment_with(table, values, rest))
         text = sql("change_comment", table=table.quoted(), comment=literal)
         answer = await change_schema(engine, session, text)
         return answer.packets[0].payload

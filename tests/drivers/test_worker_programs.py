@@ -155,6 +155,18 @@ def test_an_error_rolls_the_effect_back_and_the_message_comes_again(start, proxy
     assert "no water" in reason
 
 
+@pytest.mark.parametrize(("attempt", "least_s"), [(3, 8), (11, 2048), (12, 3600), (24, 3600)])
+def test_the_delay_doubles_up_to_an_hour_with_a_quarter_at_random(start, tables, proxy, attempt, least_s) -> None:
+    run(tables, f"INSERT INTO jobs (task, epoch) VALUES ('broken', {attempt - 1}), ('broken', {attempt - 1})")
+    start(proxy)
+    given_back_us = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', reason_at)"
+    delays_s = f"SELECT (time_next / 1e3 - {given_back_us}) / 1e6 FROM jobs WHERE reason IS NOT NULL"
+    eventually(lambda: len(rows(tables, f"{delays_s} AND epoch = {attempt}")) == 2, timeout_s=20)
+    (first,), (second,) = rows(tables, delays_s)
+    assert all(least_s - 0.1 <= delay <= least_s * 1.25 + 0.1 for delay in (first, second)), (first, second)
+    assert first != second
+
+
 def test_a_message_that_takes_longer_than_its_wait_is_kept(start, proxy, database, tables) -> None:
     run(tables, "ALTER QUEUE jobs ACK_WAIT = 4")
     enqueue(tables, "gate")

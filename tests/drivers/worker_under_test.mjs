@@ -6,7 +6,7 @@ const failed = new Set();
 
 async function handle(connection, task) {
   await connection.query("INSERT INTO done (task) VALUES (?)", [task]);
-  if (task === "fail" && !failed.has(task)) {
+  if (task === "broken" || (task === "fail" && !failed.has(task))) {
     failed.add(task);
     throw new Error("no water");
   }

@@ -1,5 +1,6 @@
 """The worker of examples/python with a `handle` whose work the test controls: it takes the user-level lock that is
-named as the task, if the task begins with `gate`, and it fails at the first delivery of `fail`."""
+named as the task, if the task begins with `gate`, and it fails at the first delivery of `fail` and at each
+of `broken`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def main(port: str, database: str, ack_wait_s: str, grace_s: str) -> None:
 
     def handle(cursor: Any, task: str) -> None:
         names["handle"](cursor, task)
-        if task == "fail" and task not in failed:
+        if task == "broken" or (task == "fail" and task not in failed):
             failed.add(task)
             raise ValueError("no water")
         if task.startswith("gate"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -223,3 +224,40 @@ def test_a_queue_is_not_its_own_dead_letter_table_nor_by_way_of_others(root, dat
     assert problem(root, "a").startswith(f"dead messages would come back: {database}.a > {database}.b > {database}.c")
     die(root, "a", 1)
     assert [contents(root, name) for name in "abc"] == [[(1, "poison")], [], []]
+
+
+@pytest.mark.parametrize("mode", ["TRADITIONAL", ""])
+def test_a_dead_letter_table_that_cannot_name_another_queue_is_an_error_that_says_so(root, database, mode: str) -> None:
+    """Without strict mode the server would cut the comment, and so end the consent or the last name."""
+    run(root, f"SET sql_mode = '{mode}'")
+    sources = [f"q{number:09}" for number in range(169)]
+    create_queue(root, "letters", dead_letter_of="|".join(sources))
+    before = comment(root, "letters")
+    named = "|" + "n" * 64
+    assert len(before) <= 2048 < len(before + named)
+    create_queue(root, "mail")
+    for statement in (
+        f"CREATE QUEUE `{named[1:]}` MAX_ATTEMPTS = 3 DEAD_LETTER = letters",
+        f"ALTER QUEUE letters DEAD_LETTER_OF = ({', '.join(sources)}, {named[1:]})",
+    ):
+        number, text = refused(root, statement)
+        assert number == 1628
+        assert re.fullmatch(
+            rf"The COMMENT of {database}\.letters would have 2\d\d\d characters, and a table's comment has 2048 at"
+            r" most: its dead_letter_of would name 170 queues\. Give some of them another DEAD_LETTER, or take away"
+            r" those that are gone: ALTER QUEUE … DEAD_LETTER_OF = \(…\)",
+            text,
+        ), text
+    assert comment(root, "letters") == before
+    assert rows(root, "SHOW TABLES LIKE 'n%'") == []
+
+
+@pytest.mark.parametrize("mode", ["TRADITIONAL", ""])
+def test_a_comment_that_is_too_long_is_refused_before_anything_is_made(root, database, mode: str) -> None:
+    run(root, f"SET sql_mode = '{mode}'")
+    number, text = refused(
+        root, f"CREATE QUEUE mail MAX_ATTEMPTS = 3 DEAD_LETTER = mail_dead COMMENT = '{'long ' * 400}'"
+    )
+    assert (number, text.partition(" would")[0]) == (1628, f"The COMMENT of {database}.mail")
+    assert text.endswith("2048 at most: shorten the text of COMMENT, or the directives")
+    assert rows(root, "SHOW TABLES") == []

@@ -159,6 +159,9 @@ class Provoking:
                 errors = [error for done in tried if (error := done.exception(timeout=30)) is not None]
         return ["{} {}".format(*error.args) for error in errors]
 
+    def long_comment(self) -> list[str]:
+        return [self.error(f"ALTER QUEUE orders COMMENT = '{'long ' * 400}'")]
+
     def in_a_transaction(self) -> list[str]:
         return [self.error("PURGE QUEUE orders", before="BEGIN")]
 
@@ -176,6 +179,7 @@ PROVOKE: dict[str, Callable[[Provoking], list[str]]] = {
     "1045 Access denied": Provoking.denied,
     "1205 Lock wait timeout exceeded": Provoking.locked,
     "1213 Deadlock found when trying to get lock": Provoking.deadlock,
+    "1628 The COMMENT of … would have … characters": Provoking.long_comment,
     "1179 … cannot run inside a transaction": Provoking.in_a_transaction,
 }
 
