@@ -40,9 +40,9 @@ def described(folder: Path) -> str:
 
 
 def licences() -> dict[str, str]:
-    """The licence of each package, from the table in docs/operating.md."""
-    section = (REPOSITORY / "docs" / "operating.md").read_text().partition("## Dependencies\n")[2]
-    return dict(re.findall(r"^\| ([a-z0-9-]+) \| ([A-Z].+) \|$", section, re.MULTILINE))
+    """The licence of each package, from the table in docs/dependencies.md."""
+    page = (REPOSITORY / "docs" / "dependencies.md").read_text()
+    return dict(re.findall(r"^\| ([a-z0-9-]+) \| ([A-Z].+) \|$", page, re.MULTILINE))
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(120)]
 
 REPOSITORY = Path(__file__).parents[2]
 INDEX = REPOSITORY / "build" / "site" / "index.html"
-PAGE = REPOSITORY / "docs" / "operating.md"
+PAGE = REPOSITORY / "docs" / "pages.md"
 """A page with pictures."""
 TYPE = """
 const field = document.querySelector('.md-search__input');
@@ -54,7 +54,7 @@ def test_the_search_works_without_a_server(tmp_path: Path, words: str, page: str
 def test_pictures_are_shown(tmp_path: Path) -> None:
     async def visit() -> None:
         async with opened(tmp_path / "profile") as tab:
-            await tab.look(INDEX.with_name("operating.html").as_uri())
+            await tab.look(INDEX.with_name("pages.html").as_uri())
             shown = await tab.evaluate("[...document.images].map(image => image.naturalWidth > 100)")
             assert shown == [True] * PAGE.read_text().count("![")
 

@@ -50,7 +50,7 @@ def test_each_line_of_the_log_has_an_event() -> None:
 
 
 def test_the_documents_list_each_event_with_its_level() -> None:
-    page = (REPOSITORY / "docs" / "operating.md").read_text()
+    page = (REPOSITORY / "docs" / "log.md").read_text()
     listed = [(name, level) for names, level in ROW.findall(page) for name in re.findall(r"[a-z_.]+", names)]
     assert len({name for name, _ in listed}) == len(listed)
     logged = {found for _, call in calls() if (found := event(call)) and found[0]}

@@ -71,6 +71,37 @@ def test_a_stranger_can_read_the_readme_at_one_sitting() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
 
 
+SHORT = (
+    *(
+        "operating",
+        "processes",
+        "proxies",
+        "failover",
+        "tracing",
+        "pages",
+        "log",
+        "accounts",
+        "acknowledgements",
+        "tls",
+    ),
+    *("binlog", "tested", "chaos", "guarantees", "dependencies"),
+)
+"""One page a subject, for the one on call."""
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_page_for_operators_has_two_screens_at_most(name: str) -> None:
+    """A screen has about 500 words. The events of the log are one row each, which nobody reads through."""
+    text = re.sub(
+        r"^\| `[a-z_]+\.[a-z_]+`.*$", "", (REPOSITORY / "docs" / f"{name}.md").read_text(), flags=re.MULTILINE
+    )
+    assert len(text.replace("|", " ").split()) <= 1_000
+    cells = [
+        cell.split() for line in text.splitlines() if line.startswith("|") for cell in re.split(r"(?<!\\)\|", line)
+    ]
+    assert [" ".join(cell[:9]) for cell in cells if len(cell) > 60] == []
+
+
 def test_the_workers_on_their_page_are_those_of_the_examples() -> None:
     page = (REPOSITORY / "docs" / "workers.md").read_text()
     for name in ("python/worker_pymysql.py", "node/worker_mysql2.mjs"):
