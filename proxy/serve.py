@@ -50,7 +50,7 @@ from proxy.server.sources import Sources, known_problems, own_streams
 from proxy.server.tracing import traced
 from proxy.settings import BadSetting, Settings, advice, load
 from proxy.statements.proxies import introduction
-from proxy.transport.addresses import shown
+from proxy.transport.addresses import shown, url_of
 from proxy.transport.backlog import warn_if_cut
 from proxy.transport.proxy_protocol import check_taken
 from proxy.transport.tls import Tls
@@ -127,10 +127,7 @@ def serve(config: Path | None, **flags: Any) -> None:
         _check_libraries()
         if settings.tracing:
             otel_adapter.check()
-        if settings.processes == 1:
-            status = _run(settings, partial(_announce, listen_socket=settings.listen_socket))
-        else:
-            status = _supervise(settings)
+        status = _run(settings, partial(_announce, settings)) if settings.processes == 1 else _supervise(settings)
     except BadSetting as error:
         _give_up(str(error))
     sys.exit(status)
@@ -191,7 +188,7 @@ def _supervise(settings: Settings) -> int:
             at = tuple(backends_in(f"mysql://root@{server.host}:{server.port}"))
             settings = settings.model_copy(update={"backend": at})
         exempt_from_garbage_collection()
-        return Supervisor(settings, be_one_of_them, _announce).run()
+        return Supervisor(settings, be_one_of_them, partial(_announce, settings)).run()
 
 
 async def _private(settings: Settings) -> EmbeddedServer | None:
@@ -312,9 +309,13 @@ async def _ready(settings: Settings, stack: contextlib.AsyncExitStack, admin: Ad
     return address
 
 
-def _announce(listen: str, admin: str, backend: str, listen_socket: Path | None = None) -> None:
-    also = "" if listen_socket is None else f" socket={listen_socket}"
-    print(f"ackstream ready listen={listen} admin={admin} backend={backend}{also}", flush=True)
+def _announce(settings: Settings, listen: str, admin: str, backend: str) -> None:
+    """Print both lines at once: a program may have read the first one and left."""
+    also = "" if settings.listen_socket is None else f" socket={settings.listen_socket}"
+    page = url_of(admin, secure=settings.admin_tls)
+    print(
+        f"ackstream ready listen={listen} admin={admin} backend={backend}{also}\nthe page of queues: {page}", flush=True
+    )
 
 
 def _follow(switch: Switch, watch: BinlogFollower) -> None:

@@ -24,3 +24,13 @@ def beyond_loopback(host: str) -> str | None:
 def shown(host: str, port: int) -> str:
     """HOST:PORT, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - to be replaced, not to listen on
+
+
+def url_of(listening: str, *, secure: bool) -> str:
+    """What a browser on this machine opens to see a page that is served at HOST:PORT, the first of several
+    separated by commas."""
+    host, _, port = listening.partition(",")[0].rpartition(":")
+    return f"{'https' if secure else 'http'}://{_UNSPECIFIED.get(host, host)}:{port}/"

@@ -74,7 +74,7 @@ def test_the_first_screen_works_in_an_empty_system(root: Path, capsys: pytest.Ca
     with log.open("wb") as output:
         process = subprocess.Popen(inside(root, serve[0]), stdout=output, stderr=subprocess.STDOUT)
     try:
-        ready = re.escape(serve[1]).replace("PORT", r"\d+")
+        ready = re.escape("\n".join(serve[1:])).replace("PORT", r"\d+")
         eventually(
             lambda: re.search(ready, log.read_text()) or process.poll() is not None, timeout_s=READY_S, what=str(log)
         )

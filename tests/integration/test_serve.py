@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 
 from proxy.embedded.server import EmbeddedServer
 from proxy.settings import load
+from proxy.transport.addresses import url_of
 from proxy.transport.backlog import SOMAXCONN, warn_if_cut
 from tests.support import insides
 from tests.support.proxies import READY, RunningProxy, environment, running_proxy
@@ -363,6 +365,27 @@ def test_a_server_that_does_not_answer_is_not_healthy(
     finally:
         os.kill(private_server.pid, signal.SIGCONT)
     assert health_becomes(private_proxy, 200) == {"status": "ok"}
+
+
+def test_it_prints_the_url_of_the_page_of_queues(proxy: RunningProxy) -> None:
+    url = re.search(r"^the page of queues: (http://\S+)$", proxy.output, re.MULTILINE)
+    assert url is not None
+    with urllib.request.urlopen(url[1], timeout=10) as page:
+        assert page.headers.get_content_type() == "text/html"
+
+
+@pytest.mark.parametrize(
+    ("admin", "secure", "url"),
+    [
+        ("127.0.0.1:9307", False, "http://127.0.0.1:9307/"),
+        ("127.0.0.1:9307,127.0.0.1:9308", False, "http://127.0.0.1:9307/"),
+        ("0.0.0.0:9307", True, "https://127.0.0.1:9307/"),
+        ("[::]:9307", True, "https://[::1]:9307/"),
+        ("db1:9307", True, "https://db1:9307/"),
+    ],
+)
+def test_the_url_can_be_opened_on_the_machine_itself(admin: str, url: str, *, secure: bool) -> None:
+    assert url_of(admin, secure=secure) == url
 
 
 def test_health_and_metrics_are_served_over_http(proxy: RunningProxy, database: str) -> None:

@@ -94,7 +94,7 @@ SPARK_SUBMIT: Final = "tests/pipeline/test_cluster.py::test_a_job_on_two_workers
 RULES: Final = (
     # SQL, typed at a prompt or not.
     Rule("[a-z]*.md", "sql", r"\A(elsewhere)?> ", How.PLAYED, STATEMENTS),
-    Rule("README.md", "sql", r"\A> ", How.PLAYED, README_SESSION),
+    Rule("README.md", "python", r"\Aimport pymysql", How.RUN, README_SESSION),
     Rule("groups.md", "sql", r"\A[A-Z]", How.PLAYED, GROUPS),
     Rule(
         "start.md", "sql", r"\ACREATE USER", How.PLAYED,

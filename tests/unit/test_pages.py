@@ -18,6 +18,7 @@ from proxy.__main__ import COMMANDS, main
 from proxy.logs import EventFormatter
 from proxy.server.holding import REASONS
 from proxy.settings import Settings, load
+from sqlrewrite.misspelt import MISSPELT_SHOWN
 from tests.fault.chaos.__main__ import arguments as arguments_of_chaos
 from tests.support.documents import (
     CHAOS,
@@ -204,6 +205,12 @@ def test_the_grammar_has_the_options_of_queues() -> None:
     names = re.search(r"^option_name +::=(.*?)^\w", grammar.text, re.MULTILINE | re.DOTALL)
     assert names
     assert set(re.findall(r'"(\w+)"', names[1])) == set(OPTIONS)
+
+
+def test_the_grammar_has_each_word_that_can_follow_show() -> None:
+    (grammar,) = blocks_of(GRAMMAR)
+    shown = grammar.text.partition("\nshow ")[2].partition("\n\n")[0]
+    assert set(re.findall(r'"(\w+)"', shown)) >= {*MISSPELT_SHOWN.values(), "QUEUE"}
 
 
 def test_a_line_of_the_log_is_as_the_log_writes_it() -> None:
