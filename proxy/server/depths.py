@@ -56,8 +56,6 @@ class Depths:
         self._counts: dict[TableId, CountedQueue] = {}
         self._task: asyncio.Task[None] | None = None
         self._wanted_until_s = 0.0
-        self.round_ended_s: float | None = None
-        """When the last complete round ended, on the event loop's clock."""
 
     @property
     def counts(self) -> Mapping[TableId, CountedQueue]:
@@ -94,7 +92,6 @@ class Depths:
             await asyncio.sleep((clock() - began_s) * (1 / SHARE - 1))
         known = {queue.id for queue in queues}
         self._counts = {table: counted for table, counted in self._counts.items() if table in known}
-        self.round_ended_s = clock()
 
     async def _count(self, queue: QueueTable) -> None:
         try:

@@ -9,7 +9,12 @@ from html import escape
 from importlib import resources
 from urllib.parse import urlencode
 
+from engine.dispatch.measures import BUCKETS_S
+from proxy.server.overview import Points
+
 SQL_KEY_MAX = 200
+
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"), (0.001, "ms"))
 
 
 @cache
@@ -55,19 +60,20 @@ def rate(value: float) -> str:
     return f"{value:,.1f}/s"
 
 
-def age(seconds: float) -> str:
-    """A duration."""
-    if seconds < 0:
-        return f"−{age(-seconds)}"
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 or seconds == 0 else duration(seconds)
-
-
 def duration(seconds: float) -> str:
-    """A short time."""
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms" if seconds else "0 s"
+    """A time."""
+    if seconds < 0:
+        return f"−{duration(-seconds)}"
+    if seconds == 0:
+        return "0 s"
+    size, unit = next((size, unit) for size, unit in UNITS if seconds >= size or unit == "ms")
+    value = seconds / size
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def bound(seconds: float) -> str:
+    """The upper bound of a bucket of a histogram, which is all that is known of a percentile."""
+    return f"≤ {duration(seconds)}" if seconds != float("inf") else f"> {duration(BUCKETS_S[-1])}"
 
 
 def link(path: str, query: Mapping[str, str], text: str) -> str:
@@ -107,17 +113,23 @@ def sql_list(statements: Sequence[tuple[str, str]]) -> str:
     return f"<ul class=statements>{items}</ul>"
 
 
-def line(values: Sequence[float | None], label: str, width: int, height: int) -> str:
-    """A line in an SVG. Where a value is None, the line is broken."""
-    most = max((value for value in values if value is not None), default=0.0)
-    across, up = width / max(1, len(values) - 1), (height - 2) / (most or 1)
+def span_s(points: Points) -> float:
+    """The time from the first point to the last one."""
+    return points[-1][0] - points[0][0] if points else 0.0
+
+
+def line(points: Points, label: str, width: int, height: int) -> str:
+    """A line in an SVG. Where a value is None, the line is broken; an infinite one is at the top."""
+    most = max((value for _, value in points if value is not None and value != float("inf")), default=0.0)
+    across, up = width / (span_s(points) or 1), (height - 2) / (most or 1)
     pieces: list[list[str]] = [[]]
-    for at, value in enumerate(values):
+    for at_s, value in points:
         if value is None:
             pieces.append([])
         else:
-            pieces[-1].append(f"{at * across:.0f},{height - 1 - value * up:.0f}")
-    lines = "".join(f'<polyline points="{" ".join(points)}"/>' for points in pieces if points)
+            x, y = (at_s - points[0][0]) * across, height - 1 - min(value, most) * up
+            pieces[-1].append(f"{x:.0f},{y:.0f}")
+    lines = "".join(f'<polyline points="{" ".join(piece)}"/>' for piece in pieces if piece)
     text = escape(label, quote=True)
     return (
         f'<svg role=img aria-label="{text}" viewBox="0 0 {width} {height}" width={width} height={height}>'

@@ -84,9 +84,6 @@ class ProcessMetrics(Collector):
         yield from self._counters()
         yield from self._durations()
         yield self._broken()
-        if (ended_s := self.depths.round_ended_s) is not None:
-            text = "Time since the messages of all queues were counted in the database"
-            yield GaugeMetricFamily("ackstream_queues_counted_age_seconds", text, self._now_s() - ended_s)
 
     def _broken(self) -> Metric:
         text = "1 for a table that is marked as a queue and cannot be used as one: SHOW FULL QUEUES has the reason"

@@ -6,10 +6,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
+
+from engine.dispatch.measures import BUCKETS_S
 
 SAMPLE_S = 10.0
 """Between two samples, at least."""
@@ -26,6 +28,12 @@ minute old."""
 BEHIND_S = 60.0
 """A queue whose oldest message has been due for so long is behind."""
 
+LATELY_S = 60.0
+"""A percentile is shown for so long after the last sample with a delivery."""
+
+SAME_COUNT_S = 0.5
+"""Two samples whose counts are less apart show the same count: its age is read a moment before the time."""
+
 PREFIX = "ackstream_"
 OF_QUEUES = "ackstream_queue_"
 BUCKETS = {
@@ -33,6 +41,8 @@ BUCKETS = {
     "ackstream_queue_acknowledge_delay_seconds_bucket": "work",
 }
 LABELS = frozenset({"db", "queue"})
+COUNTERS = frozenset({"enqueued", "acknowledged", "delivered"})
+"""Fields of a sample that grow."""
 
 COUNTED = ("ready", "scheduled", "leased", "dead", "oldest_ready_age_seconds")
 """Counted in the database; None before the first count."""
@@ -49,6 +59,8 @@ class Sample:
     ready: float
     enqueued: float
     acknowledged: float
+    counted_s: float
+    """When the messages were counted of which `enqueued` is the sum."""
     delivered: float = 0.0
     pickup_s: float | None = None
     """The 99th percentile of the time from due to delivered, since the sample before. None without
@@ -56,6 +68,9 @@ class Sample:
     work_s: float | None = None
     """The same of the time from the delivery to the acknowledgement."""
 
+
+Points = Sequence[tuple[float, float | None]]
+"""Times in seconds, each with a value; None: there is none."""
 
 Buckets = tuple[tuple[float, float], ...]
 """Upper bounds in seconds and how many were below them, since the start."""
@@ -70,10 +85,6 @@ class QueueState:
     """By the metric's name, without its prefix."""
     reasons: tuple[str, ...] = ()
     """What holds its messages back."""
-    ready: tuple[float, ...] = ()
-    """Ready messages during the last hour, the oldest first."""
-    enqueued_per_s: float | None = None
-    acknowledged_per_s: float | None = None
     idle_s: float | None = None
     """How long this proxy has seen no acknowledgement; None: it has seen none, as far as there are samples."""
     pickup: Buckets = ()
@@ -82,15 +93,49 @@ class QueueState:
     """Of the last hour, the oldest first."""
 
     def rates(self, name: str) -> list[float | None]:
-        """How much a counter grew a second, between each sample and the one before."""
-        return [
-            max(0.0, getattr(after, name) - getattr(before, name)) / (after.at_s - before.at_s)
-            for before, after in itertools.pairwise(self.samples)
-        ]
+        """How much a counter grew a second, between each sample and the one before.
+
+        What is counted in the database grows from count to count: between two of them, the rate stays.
+        """
+        rates: list[float | None] = []
+        for before, after in itertools.pairwise(self.samples):
+            grown, past_s = getattr(after, name) - getattr(before, name), after.at_s - before.at_s
+            if name == "enqueued":
+                past_s = after.counted_s - before.counted_s
+            is_new = past_s >= SAME_COUNT_S
+            rates.append(max(0.0, grown) / past_s if is_new else rates[-1] if rates else None)
+        return rates
+
+    def past(self, name: str) -> Points:
+        """What the samples show: `ready`, `pickup_s` or `work_s`, or how much a counter grew a second."""
+        if name in COUNTERS:
+            return list(zip([sample.at_s for sample in self.samples[1:]], self.rates(name), strict=True))
+        return [(sample.at_s, getattr(sample, name)) for sample in self.samples]
+
+    def lately(self, name: str) -> float | None:
+        """The last known value of `past`, if it is not older than LATELY_S."""
+        points = self.past(name)
+        known = [value for at_s, value in points if value is not None and at_s >= points[-1][0] - LATELY_S]
+        return known[-1] if known else None
 
     def count(self, name: str) -> float | None:
         """A value; None if it is not known."""
         return self.values.get(name)
+
+    @property
+    def oldest_s(self) -> float | None:
+        """How long the oldest message that is due has been; None: none is due, or it is not known."""
+        return self.count("oldest_ready_age_seconds") if self.count("ready") else None
+
+    @property
+    def enqueued_per_s(self) -> float | None:
+        """Messages enqueued a second, as the last samples show it."""
+        return self.lately("enqueued")
+
+    @property
+    def acknowledged_per_s(self) -> float | None:
+        """The same of those acknowledged through this proxy."""
+        return self.lately("acknowledged")
 
     @property
     def is_broken(self) -> bool:
@@ -101,14 +146,14 @@ class QueueState:
     def is_stuck(self) -> bool:
         """Whether messages are due, something holds them back, and none was acknowledged for longer than a
         job takes here: the 99th percentile, a minute at least."""
-        job_s = percentile((), self.work) or 0.0
+        job_s = min(percentile((), self.work) or 0.0, BUCKETS_S[-1])
         idle = self.idle_s is None or self.idle_s > max(STUCK_S, job_s)
         return bool(self.reasons) and (self.count("ready") or 0) > 0 and idle
 
     @property
     def is_behind(self) -> bool:
         """Whether messages have been due for a minute although others are acknowledged."""
-        late = (self.count("oldest_ready_age_seconds") or 0.0) > BEHIND_S
+        late = (self.oldest_s or 0.0) > BEHIND_S
         return late and not self.is_stuck and self.idle_s is not None
 
     @property
@@ -155,14 +200,8 @@ class History:
         for name, queue in queues.items():
             samples = self._samples.get(name, deque())
             queue.samples = tuple(samples)
-            queue.ready = tuple(sample.ready for sample in samples)
             if (acknowledged_s := self._acknowledged_s.get(name)) is not None:
                 queue.idle_s = now_s - acknowledged_s
-            if len(samples) > 1:
-                before, last = samples[-2], samples[-1]
-                past_s = last.at_s - before.at_s
-                queue.enqueued_per_s = max(0.0, last.enqueued - before.enqueued) / past_s
-                queue.acknowledged_per_s = max(0.0, last.acknowledged - before.acknowledged) / past_s
 
     def _take(self, queues: Mapping[Name, QueueState], now_s: float) -> None:
         self._samples = {name: samples for name, samples in self._samples.items() if name in queues}
@@ -183,6 +222,7 @@ class History:
                     ready,
                     values.get("enqueued_total", 0.0),
                     acknowledged,
+                    now_s - values.get("counted_age_seconds", 0.0),
                     values.get("delivered_total", 0.0),
                     percentile(pickup, queue.pickup),
                     percentile(work, queue.work),
@@ -198,14 +238,13 @@ class History:
 
 def percentile(before: Buckets, after: Buckets, share: float = 0.99) -> float | None:
     """The upper bound of the bucket that contains this share of what came between; None if nothing
-    came. Above the last bound: that bound."""
+    came. Infinite above the last finite bound."""
     earlier = dict(before)
     grown = [(bound, count - earlier.get(bound, 0.0)) for bound, count in after]
     total = grown[-1][1] if grown else 0.0
     if total <= 0:
         return None
-    bound = next(bound for bound, count in grown if count >= share * total)
-    return bound if bound != float("inf") else max((finite for finite, _ in grown[:-1]), default=0.0)
+    return next(bound for bound, count in grown if count >= share * total)
 
 
 def _read(families: Iterable[Metric]) -> tuple[dict[Name, QueueState], dict[str, float]]:
@@ -214,8 +253,6 @@ def _read(families: Iterable[Metric]) -> tuple[dict[Name, QueueState], dict[str,
     for family in families:
         for sample in family.samples:
             labels = sample.labels
-            if not sample.name.startswith(PREFIX):
-                continue
             if "le" in labels:
                 _read_bucket(queues, sample.name, labels, sample.value)
                 continue

@@ -13,12 +13,15 @@ from urllib.parse import urlencode
 
 from proxy.server import markup
 from proxy.server.holding import REASONS
-from proxy.server.markup import age, duration, facts, line, link, number, rate
-from proxy.server.overview import Name, Overview, QueueState
+from proxy.server.markup import bound, duration, facts, line, link, number, rate, span_s
+from proxy.server.overview import Name, Overview, Points, QueueState
 from proxy.server.sources import Problem
 
 PROBLEMS_MAX = 50
 """Problems that the page lists."""
+
+OLD_COUNT_S = 60.0
+"""Older counts show their age in their row: a few rounds have failed, or nobody has asked for a while."""
 
 PLOT_POINTS_MAX = 30
 PLOT_WIDTH, PLOT_HEIGHT = 90, 20
@@ -31,31 +34,20 @@ class Column:
     title: str
     value: Callable[[QueueState], float | None]
     shown: Callable[[float], str]
-    past: Callable[[QueueState], Sequence[float | None]] | None = None
-    """The values of the last hour, which a plot below the value shows; None: there is no plot."""
-
-
-def _pickups(queue: QueueState) -> list[float | None]:
-    """The 99th percentile of the time from due to delivered, sample by sample."""
-    return [sample.pickup_s for sample in queue.samples]
-
-
-def _last(values: Sequence[float | None]) -> float | None:
-    return next((value for value in reversed(values) if value is not None), None)
+    past: str | None = None
+    """What of `QueueState.past` a plot below the value shows; None: there is no plot."""
 
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(
     {
-        "ready": Column("Ready", lambda queue: queue.count("ready"), number, lambda queue: queue.ready),
-        "oldest": Column("Oldest ready", lambda queue: queue.count("oldest_ready_age_seconds"), age),
+        "ready": Column("Ready", lambda queue: queue.count("ready"), number, "ready"),
+        "oldest": Column("Oldest ready", lambda queue: queue.oldest_s, duration),
         "scheduled": Column("Scheduled", lambda queue: queue.count("scheduled"), number),
         "in_flight": Column("In flight", lambda queue: queue.count("leased"), number),
         "dead": Column("Dead", lambda queue: queue.count("dead"), number),
         "enqueued": Column("Enqueued", lambda queue: queue.enqueued_per_s, rate),
-        "acknowledged": Column(
-            "Acknowledged", lambda queue: queue.acknowledged_per_s, rate, lambda queue: queue.rates("acknowledged")
-        ),
-        "pickup": Column("Pick-up, 99 %", lambda queue: _last(_pickups(queue)), duration, _pickups),
+        "acknowledged": Column("Acknowledged", lambda queue: queue.acknowledged_per_s, rate, "acknowledged"),
+        "pickup": Column("Pick-up, 99 %", lambda queue: queue.lately("pickup_s"), bound, "pickup_s"),
         "streams": Column("Streams", lambda queue: queue.count("subscribers"), number),
     }
 )
@@ -100,16 +92,15 @@ def content(overview: Overview, request: Request, problems: Sequence[Problem] = 
 
 def _proxy(overview: Overview) -> str:
     proxy = overview.proxy
+    ages = [queue.count("counted_age_seconds") for queue in overview.queues]
+    counted = [age_s for age_s in ages if age_s is not None]
     shown = [
         ("Server", "reachable" if proxy.get("server_reachable") else "out of reach"),
         ("Binary log", "followed" if proxy.get("binlog_following") else "not followed"),
         ("Connections", number(proxy.get("connections", 0))),
         ("Streams", number(proxy.get("streams", 0))),
         ("Queues", number(len(overview.queues))),
-        (
-            "Counted",
-            age(proxy["queues_counted_age_seconds"]) + " ago" if "queues_counted_age_seconds" in proxy else "not yet",
-        ),
+        ("Counted", f"{duration(max(counted))} ago" if counted else "not yet"),
     ]
     return facts(shown)
 
@@ -139,7 +130,11 @@ def _behind(queues: list[QueueState]) -> str:
 
 def _progress(queue: QueueState) -> str:
     done = f"{rate(queue.acknowledged_per_s or 0.0)} acknowledged"
-    return f"{done}: they do not become fewer" if queue.done_in_s is None else f"{done}: done in {age(queue.done_in_s)}"
+    return (
+        f"{done}: they do not become fewer"
+        if queue.done_in_s is None
+        else f"{done}: done in {duration(queue.done_in_s)}"
+    )
 
 
 def _stuck(queues: list[QueueState]) -> str:
@@ -188,15 +183,18 @@ def _link(queue: Name) -> str:
 def _cell(column: Column, queue: QueueState) -> str:
     value = column.value(queue)
     text = "–" if value is None else column.shown(value)
-    return f"<td>{text}{_plot(column, column.past(queue)) if column.past else ''}</td>"
+    counted_s = queue.count("counted_age_seconds") or 0.0
+    if column.past == "ready" and counted_s > OLD_COUNT_S:
+        text += f" <small>{duration(counted_s)} ago</small>"
+    return f"<td>{text}{_plot(column, queue.past(column.past)) if column.past else ''}</td>"
 
 
-def _plot(column: Column, values: Sequence[float | None]) -> str:
+def _plot(column: Column, past: Points) -> str:
     """A line in an SVG, with its highest value in words. Empty without two values."""
-    step = -(-len(values) // PLOT_POINTS_MAX) or 1
-    points = values[::-1][::step][::-1]
-    known = [value for value in points if value is not None]
+    step = -(-len(past) // PLOT_POINTS_MAX) or 1
+    points = past[::-1][::step][::-1]
+    known = [value for _, value in points if value is not None]
     if len(known) < 2:
         return ""
-    label = f"{column.title}, last hour: at most {column.shown(max(known))}"
+    label = f"{column.title}, last {duration(span_s(past))}: highest {column.shown(max(known))}"
     return line(points, label, PLOT_WIDTH, PLOT_HEIGHT)

@@ -55,6 +55,11 @@ COUNTED: Iterable[tuple[str, str, Callable[[CountedQueue, float], float]]] = (
     ("leased", "Messages in flight at any proxy, by a count in the database", lambda one, _: one.depth.in_flight),
     ("retained", "Acknowledged rows that are not purged yet", lambda one, _: one.depth.acknowledged),
     (
+        "counted_age_seconds",
+        "Time since the messages of the queue were counted in the database",
+        lambda one, now_s: max(0.0, now_s - one.counted_s),
+    ),
+    (
         "oldest_ready_age_seconds",
         "Time since the oldest message that is due was due; 0 without one",
         lambda one, now_s: one.oldest_ready_s(now_s),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from engine.model import NS_PER_S, TableId
 from engine.quoting import qualified, quoted
 from proxy.server.holding import REASONS
 from proxy.server.inspection import Inspected, MessageDetails, QueueDetails, ShownMessage
-from proxy.server.markup import age, duration, facts, line, link, number, rate, sql_list, table
+from proxy.server.markup import bound, duration, facts, line, link, number, rate, span_s, sql_list, table
 from proxy.server.overview import Overview, QueueState
 from proxy.session.queries import sql
 from proxy.statements.show import RunningStream
@@ -98,7 +98,7 @@ def proxies_content(overview: Overview, inspected: Inspected, streams: Sequence[
             "–" if shown.slot is None else f"ackstream/{shown.slot}",
             _or_dash(shown.name) + (" <span class=mark>this proxy</span>" if shown.is_own else ""),
             _or_dash(shown.version),
-            "–" if shown.since_ns is None else age((inspected.now_ns - shown.since_ns) / NS_PER_S),
+            "–" if shown.since_ns is None else duration((inspected.now_ns - shown.since_ns) / NS_PER_S),
             *(_or_dash(value) for value in (shown.streams, shown.in_flight, shown.connection)),
         ]
         for shown in inspected.proxies
@@ -117,16 +117,17 @@ def _state(state: QueueState | None) -> str:
         value = state.count(name)
         return "–" if value is None else number(value)
 
-    oldest = state.count("oldest_ready_age_seconds")
+    counted_s = state.count("counted_age_seconds")
     return facts(
         [
             ("Ready", counted("ready")),
-            ("Oldest ready", "–" if oldest is None else age(oldest)),
+            ("Oldest ready", "–" if state.oldest_s is None else duration(state.oldest_s)),
             ("Scheduled", counted("scheduled")),
             ("In flight", counted("leased")),
             ("Dead", counted("dead")),
             ("Retained", counted("retained")),
             ("Streams", counted("subscribers")),
+            ("Counted", "not yet" if counted_s is None else f"{duration(counted_s)} ago"),
         ]
     )
 
@@ -139,24 +140,29 @@ def _problems(state: QueueState | None, details: QueueDetails) -> str:
 
 def _plots(state: QueueState | None) -> str:
     if state is None or len(state.samples) < 2:
-        return "<h2>Last hour</h2><p>The plots begin with the first request, and have no two points yet.</p>"
-    samples = state.samples
+        return "<h2>The last minutes</h2><p>The plots begin with the first request, and have no two points yet.</p>"
     plots = [
-        _plot("Ready", [sample.ready for sample in samples], number),
-        _plot("Enqueued", state.rates("enqueued"), rate),
-        _plot("Delivered", state.rates("delivered"), rate),
-        _plot("Acknowledged", state.rates("acknowledged"), rate),
-        _plot("Due to delivered, 99 %", [sample.pickup_s for sample in samples], duration),
-        _plot("Delivered to acknowledged, 99 %", [sample.work_s for sample in samples], duration),
+        _plot(state, "Ready", "ready", number),
+        _plot(state, "Enqueued", "enqueued", rate),
+        _plot(state, "Delivered", "delivered", rate),
+        _plot(state, "Acknowledged", "acknowledged", rate),
+        _plot(state, "Due to delivered, 99 %", "pickup_s", bound),
+        _plot(state, "Delivered to acknowledged, 99 %", "work_s", bound),
     ]
-    return f"<h2>Last hour</h2><div class=plots>{''.join(plots)}</div>"
+    return f"<h2>The last {duration(span_s(state.past('ready')))}</h2><div class=plots>{''.join(plots)}</div>"
 
 
-def _plot(title: str, values: Sequence[float | None], shown: object) -> str:
-    assert callable(shown)
-    known = [value for value in values if value is not None]
-    text = f"{title}: now {shown(known[-1])}, at most {shown(max(known))}" if known else f"{title}: nothing"
-    return f"<figure><figcaption>{escape(text)}</figcaption>{line(values, text, PLOT_WIDTH, PLOT_HEIGHT)}</figure>"
+def _plot(state: QueueState, title: str, name: str, shown: Callable[[float], str]) -> str:
+    """A line over the time of all samples, with its axis."""
+    first_s, last_s = state.samples[0].at_s, state.samples[-1].at_s
+    past, now = state.past(name), state.lately(name)
+    known = [value for _, value in past if value is not None]
+    text = f"{title}: now {'–' if now is None else shown(now)}, highest {shown(max(known))}" if known else f"{title}: –"
+    points = [(first_s, None), *past, (last_s, None)]
+    return (
+        f"<figure><figcaption>{escape(text)}</figcaption>{line(points, text, PLOT_WIDTH, PLOT_HEIGHT)}"
+        f"<p class=axis><span>{duration(last_s - first_s)} ago</span><span>now</span></p></figure>"
+    )
 
 
 def _sql(details: QueueDetails) -> str:
@@ -186,7 +192,11 @@ def _streams(name: TableId | None, streams: Sequence[RunningStream], *, show_pay
         cells += [_or_dash(queue)] if name is None else []
         cells += [_or_dash(condition if show_payload or condition is None else "yes")]
         cells += [_or_dash(delivered), _or_dash(in_flight), _or_dash(credit)]
-        cells += [age(float(str(since_s))), age(float(str(idle_s))), escape(f"KILL QUERY {stream.connection_id}")]
+        cells += [
+            duration(float(str(since_s))),
+            duration(float(str(idle_s))),
+            escape(f"KILL QUERY {stream.connection_id}"),
+        ]
         rows.append(cells)
     heads = ["Connection", "Host", "Program", *(["Queue"] if name is None else []), "Condition"]
     heads += ["Delivered", "In flight", "Credit", "Since", "Idle", "To end it"]
@@ -250,7 +260,7 @@ def _when(time_ns: int | None, now_ns: int) -> str:
     if time_ns <= 0:
         return "at once"
     past_s = (now_ns - time_ns) / NS_PER_S
-    return f"{age(past_s)} ago" if past_s >= 0 else f"in {age(-past_s)}"
+    return f"{duration(past_s)} ago" if past_s >= 0 else f"in {duration(-past_s)}"
 
 
 def _state_of(details: MessageDetails) -> str:

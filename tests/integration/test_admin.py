@@ -368,6 +368,7 @@ def test_the_page_of_proxies_shows_what_show_proxies_does(private_server: Embedd
         eventually(as_shown, timeout_s=30)
         eventually(lambda: sum(int(cells[4]) for cells in proxies_shown(proxy).values() if cells[4] != "–") == 2)
         for shown in (proxy, other):
+            assert re.search(r"<dt>Memory</dt><dd>[1-9][0-9,]* MB", page(shown, "/proxies"))
             assert sum("this proxy" in cells[0] for cells in proxies_shown(shown).values()) == 1
 
 

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from engine.model import TableId
+from proxy.server import markup
 from proxy.server.overview import KEPT_S, SAMPLES_MAX, History, Overview
 from proxy.server.page import COLUMNS, Request, content, document
 from proxy.server.sources import Problem
@@ -36,9 +37,9 @@ def test_rates_and_the_plot_come_from_the_samples_of_an_hour() -> None:
         seen = history.view(families({"m": second / 20}, acknowledged=2.0 * second), float(second))
     (queue,) = seen.queues
     assert queue.acknowledged_per_s == pytest.approx(2.0)
-    assert len(queue.ready) <= SAMPLES_MAX
-    assert queue.ready[-1] == 359
-    assert queue.ready[0] >= 359 - KEPT_S / 20
+    assert len(queue.samples) <= SAMPLES_MAX
+    assert queue.samples[-1].ready == 359
+    assert queue.samples[0].ready >= 359 - KEPT_S / 20
 
 
 def test_latencies_are_those_of_the_deliveries_since_the_sample_before() -> None:
@@ -50,14 +51,66 @@ def test_latencies_are_those_of_the_deliveries_since_the_sample_before() -> None
         family.add_metric(["shop", "m"], pairs, 0.0)
         seen = history.view([*families({"m": 1}), family], float(second))
     (queue,) = seen.queues
-    assert [sample.pickup_s for sample in queue.samples] == [0.01, None, 0.01, 0.1]
+    assert [sample.pickup_s for sample in queue.samples] == [0.01, None, 0.01, float("inf")]
+
+
+def counted(ready: float, enqueued: float, age_s: float) -> list[Metric]:
+    """The families of one queue that was counted so long ago."""
+    found = families({"m": ready})
+    for name, value in (("counted_age_seconds", age_s), ("oldest_ready_age_seconds", 0.0)):
+        gauge = GaugeMetricFamily(f"ackstream_queue_{name}", name, labels=LABELS)
+        gauge.add_metric(["shop", "m"], value)
+        found.append(gauge)
+    counter = CounterMetricFamily("ackstream_queue_enqueued", "Enqueued", labels=LABELS)
+    counter.add_metric(["shop", "m"], enqueued)
+    return [*found, counter]
+
+
+def test_a_steady_rate_stays_steady_however_the_counts_fall_between_the_samples() -> None:
+    """Six a second, counted every 13 s and sampled every 10 s."""
+    history, seen = History(), overview()
+    for second in range(0, 300, 10):
+        last = second // 13 * 13
+        seen = history.view(counted(5, 6.0 * last, second - last), float(second))
+    (queue,) = seen.queues
+    assert queue.rates("enqueued")[2:] == pytest.approx([6.0] * len(queue.rates("enqueued")[2:]))
+    assert queue.enqueued_per_s == pytest.approx(6.0)
+
+
+def test_counts_that_are_old_show_their_age() -> None:
+    shown = content(History().view(counted(5, 0, 480.0), 0.0), Request())
+    assert "<dt>Counted</dt><dd>8 min ago</dd>" in shown
+    assert "5 <small>8 min ago</small>" in shown
+    assert "<small>" not in content(History().view(counted(5, 0, 20.0), 0.0), Request())
+
+
+def test_an_empty_queue_has_no_oldest_message() -> None:
+    assert "0 s" not in content(History().view(counted(0, 0, 1.0), 0.0), Request())
+
+
+def test_a_percentile_is_a_bound_and_ends_with_the_deliveries() -> None:
+    history, shown = History(), ""
+    for second in range(0, 130, 10):
+        family = HistogramMetricFamily("ackstream_queue_pickup_delay_seconds", "Pick-up", labels=LABELS)
+        late = float(min(second, 50))
+        family.add_metric(["shop", "m"], [("300.0", 0.0), ("1800.0", late), ("+Inf", late)], 0.0)
+        shown = content(history.view([*families({"m": 1}), family], float(second)), Request())
+        assert ("≤ 30 min<svg" in shown) == (20 <= second <= 110), second
+    assert "1800" not in shown
+    assert markup.bound(float("inf")) == "> 1 h"
+
+
+def test_all_times_have_one_form() -> None:
+    seconds = (0, 0.0004, 0.025, 1, 1.26, 30, 59, 60, 90, 660, 3600, 86400, 1795806720, -90)
+    shown = ["0 s", "0.4 ms", "25 ms", "1 s", "1.3 s", "30 s", "59 s", "1 min", "1.5 min", "11 min", "1 h", "1 d"]
+    assert [markup.duration(value) for value in seconds] == [*shown, "20,785 d", "−1.5 min"]
 
 
 def test_views_between_two_samples_add_none() -> None:
     history, seen = History(), overview()
     for second in range(9):
         seen = history.view(families({"m": 1}), float(second))
-    assert seen.queues[0].ready == (1.0,)
+    assert len(seen.queues[0].samples) == 1
 
 
 def test_the_queues_have_plots_of_depth_rate_and_latency() -> None:
@@ -67,8 +120,8 @@ def test_the_queues_have_plots_of_depth_rate_and_latency() -> None:
         family.add_metric(["shop", "m"], [("0.05", float(second)), ("+Inf", float(second))], 0.0)
         seen = history.view([*families({"m": second}, acknowledged=3.0 * second), family], float(second))
     shown = content(seen, Request())
-    labels = ("Ready, last hour: at most 590", "Acknowledged, last hour: at most 3.0/s")
-    for label in (*labels, "Pick-up, 99 %, last hour: at most 50.0 ms"):
+    labels = ("Ready, last 9.8 min: highest 590", "Acknowledged, last 9.7 min: highest 3.0/s")
+    for label in (*labels, "Pick-up, 99 %, last 9.8 min: highest ≤ 50 ms"):
         assert f'aria-label="{label}"' in shown
     assert shown.count("<svg") == 3
     assert "<svg" not in content(overview(m=1), Request())
