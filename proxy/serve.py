@@ -46,9 +46,10 @@ from proxy.server.parts import (
     store_limits,
 )
 from proxy.server.processes import Announce, Report, Supervisor
-from proxy.server.sources import Sources, known_problems, own_streams
+from proxy.server.sources import Sources, first_held, known_problems, own_streams
 from proxy.server.tracing import traced
 from proxy.settings import BadSetting, Settings, advice, load
+from proxy.statements.deliveries import Deliveries
 from proxy.statements.proxies import introduction
 from proxy.transport.addresses import shown, url_of
 from proxy.transport.backlog import warn_if_cut
@@ -268,10 +269,18 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack, announce:
     metrics.start()
     stack.push_async_callback(metrics.stop)
     stack.push_async_callback(probe.close)
-    inspector = Inspector(engine, introduction(settings), show_payload=settings.admin_show_payload)
+    deliveries = Deliveries(engine, lambda: proxy.sessions)
+    inspector = Inspector(engine, introduction(settings), deliveries, show_payload=settings.admin_show_payload)
     stack.callback(inspector.close)
-    streams, problems = partial(own_streams, proxy), partial(known_problems, proxy)
-    sources = Sources(metrics.families, probe.reason, probe.unready, inspector.inspect, streams, problems)
+    sources = Sources(
+        metrics.families,
+        probe.reason,
+        probe.unready,
+        inspector.inspect,
+        partial(own_streams, proxy),
+        partial(known_problems, proxy),
+        partial(first_held, deliveries),
+    )
     admin = Admin(sources, access, settings.admin_connections_max, show_payload=settings.admin_show_payload)
     await checks.warn(engine, settings)
     admin_at = await _ready(settings, stack, admin)

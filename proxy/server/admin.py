@@ -187,7 +187,8 @@ class Admin:
     async def _page(self, request: web.Request) -> web.Response:
         overview, wanted = await self._overview(), page.Request.of(request.query)
         render = page.content if _is_part(request) else page.document
-        return _html(await asyncio.to_thread(render, overview, wanted, await self._sources.problems()))
+        problems, held = await self._sources.problems(), await self._sources.held()
+        return _html(await asyncio.to_thread(render, overview, wanted, problems, held))
 
     async def _queue(self, request: web.Request) -> web.Response:
         name = _table(request)

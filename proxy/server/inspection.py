@@ -21,6 +21,8 @@ from engine.service import Engine
 from engine.store.port import StoreError
 from engine.store.roster import Introduction
 from proxy.session.queries import sql
+from proxy.statements.deliveries import Deliveries, InFlight
+from proxy.statements.depth import EngineCounting
 from proxy.statements.proxies import connections_of, read_published, slot_holders
 
 MESSAGES_MAX = 50
@@ -34,6 +36,8 @@ VALUE_MAX = 2_000
 """Characters of each column of a payload."""
 SHARED_S = 4.0
 QUEUES_KEPT = 50
+HELD_READ_MAX = 1_000
+"""Messages in flight of which the longest held ones are listed."""
 EVENTS_MAX = 20
 EVENT_QUEUES_MAX = 1_000
 
@@ -107,6 +111,8 @@ class QueueDetails:
     sources: tuple[TableId, ...] = ()
     """The queues whose dead messages come here."""
     problems: tuple[str, ...] = ()
+    in_flight: tuple[InFlight, ...] = ()
+    """Of the first HELD_READ_MAX by their deadlines, at any proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +167,11 @@ class RecentEvents(logging.Handler):
 class Inspector:
     """Answers questions about queues and messages."""
 
-    def __init__(self, engine: Engine, introduction: Introduction, *, show_payload: bool) -> None:
+    def __init__(
+        self, engine: Engine, introduction: Introduction, deliveries: Deliveries, *, show_payload: bool
+    ) -> None:
         """`introduction`: what this proxy publishes of itself."""
+        self._deliveries = deliveries
         self._engine, self._introduction, self._show_payload = engine, introduction, show_payload
         self._since_s = time.monotonic()
         self._events = RecentEvents()
@@ -270,10 +279,12 @@ class Inspector:
         rows, now_ns = await self._engine.read(text)
         messages = tuple(_message_of(queue, row[0], (row[1], row[2], row[3], row[4], row[5])) for row in rows)
         reason = () if queue.reason is None else (queue.reason.text,)
+        in_flight = await self._deliveries.of_queue(queue, EngineCounting(self._engine), HELD_READ_MAX)
         return replace(
             details,
             now_ns=now_ns,
             messages=messages,
+            in_flight=tuple(in_flight),
             groups=await self._counts(index, details.group_columns),
             reasons=await self._counts(index, reason, known=True),
         )

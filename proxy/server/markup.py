@@ -3,7 +3,7 @@ people, plots, SQL to copy. All values are escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib import resources
@@ -78,7 +78,13 @@ def bound(seconds: float) -> str:
 
 def link(path: str, query: Mapping[str, str], text: str) -> str:
     """A link to another page."""
-    return f'<a href="{escape(path + "?" + urlencode(query), quote=True)}">{escape(text)}</a>'
+    asked = f"?{urlencode(query)}" if query else ""
+    return f'<a href="{escape(path + asked, quote=True)}">{escape(text)}</a>'
+
+
+def or_dash(value: object) -> str:
+    """A value, or a dash for None."""
+    return "–" if value is None else escape(str(value))
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
@@ -87,19 +93,31 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
     return f"<dl class=facts>{inner}</dl>"
 
 
-def table(key: str, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], without: str) -> str:
-    """A section with a table; the cells are HTML. `without`: the text if there are no rows."""
+def table(
+    key: str,
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    without: str,
+    *,
+    numbers: Collection[str] = (),
+) -> str:
+    """A section with a table; the cells are HTML. `without`: the text if there are no rows. `numbers`: the heads
+    of columns that are aligned right."""
     heading = f'<h2 id="{key}">{escape(title)}</h2>'
     if not rows:
         return f"{heading}<p>{escape(without)}</p>"
-    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in heads)
-    body = "".join(
-        f"<tr><th scope=row>{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>" for first, *rest in rows
-    )
+    kinds = [" class=n" if name in numbers else "" for name in heads]
+    head = "".join(f"<th scope=col{kind}>{escape(name)}</th>" for kind, name in zip(kinds, heads, strict=True))
+    body = "".join(f"<tr><th scope=row>{first}</th>{_cells(kinds[1:], rest)}</tr>" for first, *rest in rows)
     return (
         f"{heading}<div class=scroll tabindex=0 role=region aria-labelledby={key}><table>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _cells(kinds: Sequence[str], cells: Sequence[str]) -> str:
+    return "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True))
 
 
 def sql_list(statements: Sequence[tuple[str, str]]) -> str:

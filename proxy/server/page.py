@@ -5,17 +5,19 @@ Nothing is loaded from elsewhere. All values are escaped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from types import MappingProxyType
 from urllib.parse import urlencode
 
 from proxy.server import markup
+from proxy.server.held import longest_held
 from proxy.server.holding import REASONS
 from proxy.server.markup import bound, duration, facts, line, link, number, rate, span_s
 from proxy.server.overview import Name, Overview, Points, QueueState
 from proxy.server.sources import Problem
+from proxy.statements.deliveries import HeldDelivery
 
 PROBLEMS_MAX = 50
 """Problems that the page lists."""
@@ -67,7 +69,9 @@ class Request:
         return cls(sort if sort in COLUMNS else "name", query.get("search", "")[:200])
 
 
-def document(overview: Overview, request: Request, problems: Sequence[Problem] = ()) -> str:
+def document(
+    overview: Overview, request: Request, problems: Sequence[Problem] = (), held: Iterable[HeldDelivery] = ()
+) -> str:
     """The whole page; as `content`."""
     search = escape(request.search, quote=True)
     before = f"""<h1>Queues</h1>
@@ -77,17 +81,28 @@ def document(overview: Overview, request: Request, problems: Sequence[Problem] =
 <input name="sort" type="hidden" value="{request.sort}">
 <button>Search</button>
 </form>"""
-    return markup.document("ackstream: queues", content(overview, request, problems), before)
+    return markup.document("ackstream: queues", content(overview, request, problems, held), before)
 
 
-def content(overview: Overview, request: Request, problems: Sequence[Problem] = ()) -> str:
+def content(
+    overview: Overview, request: Request, problems: Sequence[Problem] = (), held: Iterable[HeldDelivery] = ()
+) -> str:
     """The part of the page that is replaced every few seconds. `problems`: of all queues, with those first that
-    matter most."""
+    matter most. `held`: the first messages that clients of this proxy hold of each queue."""
     shown = [queue for queue in overview.queues if request.search.casefold() in ".".join(queue.name).casefold()]
     if request.sort != "name":
         value = COLUMNS[request.sort].value
         shown.sort(key=lambda queue: -(value(queue) or 0.0))
-    return "\n".join([_proxy(overview), _problems(problems), _stuck(shown), _behind(shown), _table(shown, request)])
+    return "\n".join(
+        [
+            _proxy(overview),
+            _problems(problems),
+            longest_held(held),
+            _stuck(shown),
+            _behind(shown),
+            _table(shown, request),
+        ]
+    )
 
 
 def _proxy(overview: Overview) -> str:
@@ -154,7 +169,8 @@ def _table(queues: list[QueueState], request: Request) -> str:
     heads += "".join(_head(name, column.title, request) for name, column in COLUMNS.items())
     rows = "".join(map(_row, queues)) or f"<tr><td colspan={len(COLUMNS) + 1}>No queue.</td></tr>"
     return (
-        '<h2 id="queues">Queues</h2><div class=scroll tabindex=0 role=region aria-labelledby=queues><table>'
+        '<h2 id="queues">Queues</h2><div class=scroll tabindex=0 role=region aria-labelledby=queues>'
+        "<table class=numbers>"
         f"<thead><tr>{heads}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )

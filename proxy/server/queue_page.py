@@ -7,14 +7,17 @@ from html import escape
 
 from engine.model import NS_PER_S, TableId
 from engine.quoting import qualified, quoted
+from proxy.server.held import held_of
 from proxy.server.holding import REASONS
 from proxy.server.inspection import Inspected, MessageDetails, QueueDetails, ShownMessage
-from proxy.server.markup import bound, duration, facts, line, link, number, rate, span_s, sql_list, table
+from proxy.server.markup import bound, duration, facts, line, link, number, or_dash, rate, span_s, sql_list, table
 from proxy.server.overview import Overview, QueueState
 from proxy.session.queries import sql
 from proxy.statements.show import RunningStream
 
 PLOT_WIDTH, PLOT_HEIGHT = 320, 80
+EVENTS_SHOWN = 5
+"""Lines of the log that a page shows: the last ones."""
 
 
 def queue_content(
@@ -32,13 +35,14 @@ def queue_content(
             head,
             _state(state),
             _problems(state, details),
+            _events(inspected),
+            held_of(name, details.in_flight),
             _plots(state),
-            _sql(details),
-            _streams(name, streams, show_payload=show_payload),
             _messages(details),
             _reasons(details),
             _groups(details),
-            _events(inspected),
+            _streams(name, streams, show_payload=show_payload),
+            _sql(details),
             _settings(details),
         ]
     )
@@ -96,15 +100,16 @@ def proxies_content(overview: Overview, inspected: Inspected, streams: Sequence[
     rows = [
         [
             "–" if shown.slot is None else f"ackstream/{shown.slot}",
-            _or_dash(shown.name) + (" <span class=mark>this proxy</span>" if shown.is_own else ""),
-            _or_dash(shown.version),
+            or_dash(shown.name) + (" <span class=mark>this proxy</span>" if shown.is_own else ""),
+            or_dash(shown.version),
             "–" if shown.since_ns is None else duration((inspected.now_ns - shown.since_ns) / NS_PER_S),
-            *(_or_dash(value) for value in (shown.streams, shown.in_flight, shown.connection)),
+            *(or_dash(value) for value in (shown.streams, shown.in_flight, shown.connection)),
         ]
         for shown in inspected.proxies
     ]
     heads = ["Slot", "Proxy", "Version", "Running for", "Streams", "In flight", "Connection"]
-    roster = table("proxies", "On this server", heads, rows, "The server has no roster of proxies.")
+    numbers = ("Running for", "Streams", "In flight", "Connection")
+    roster = table("proxies", "On this server", heads, rows, "The server has no roster of proxies.", numbers=numbers)
     problem = f"<p class=late>{escape(inspected.problem)}</p>" if inspected.problem else ""
     return f"<h1>Proxies</h1>{facts(here)}{problem}{roster}{_streams(None, streams, show_payload=False)}"
 
@@ -188,10 +193,10 @@ def _streams(name: TableId | None, streams: Sequence[RunningStream], *, show_pay
         host, program, queue, condition, delivered, in_flight, credit, since_s, idle_s = stream.row
         if name is not None and stream.table != name:
             continue
-        cells = [str(stream.connection_id), _or_dash(host), _or_dash(program)]
-        cells += [_or_dash(queue)] if name is None else []
-        cells += [_or_dash(condition if show_payload or condition is None else "yes")]
-        cells += [_or_dash(delivered), _or_dash(in_flight), _or_dash(credit)]
+        cells = [str(stream.connection_id), or_dash(host), or_dash(program)]
+        cells += [or_dash(queue)] if name is None else []
+        cells += [or_dash(condition if show_payload or condition is None else "yes")]
+        cells += [or_dash(delivered), or_dash(in_flight), or_dash(credit)]
         cells += [
             duration(float(str(since_s))),
             duration(float(str(idle_s))),
@@ -200,7 +205,8 @@ def _streams(name: TableId | None, streams: Sequence[RunningStream], *, show_pay
         rows.append(cells)
     heads = ["Connection", "Host", "Program", *(["Queue"] if name is None else []), "Condition"]
     heads += ["Delivered", "In flight", "Credit", "Since", "Idle", "To end it"]
-    return table("streams", "Streams", heads, rows, "No stream reads it through this proxy.")
+    numbers = ("Connection", "Delivered", "In flight", "Credit", "Since", "Idle")
+    return table("streams", "Streams", heads, rows, "No stream reads it through this proxy.", numbers=numbers)
 
 
 def _messages(details: QueueDetails) -> str:
@@ -210,7 +216,7 @@ def _messages(details: QueueDetails) -> str:
             number(message.priority),
             number(message.epoch),
             _when(message.time_next_ns, details.now_ns),
-            *([_or_dash(message.reason)] if any(other.reason for other in details.messages) else []),
+            *([or_dash(message.reason)] if any(other.reason for other in details.messages) else []),
         ]
         for message in details.messages
     ]
@@ -218,24 +224,28 @@ def _messages(details: QueueDetails) -> str:
     heads += ["Reason"] if any(message.reason for message in details.messages) else []
     title = "Dead letters" if details.sources else "First messages"
     more = "" if details.dead_letter is None else f"<p>Dead letters: {_queue_link(details.dead_letter)}</p>"
-    return table("messages", title, heads, rows, "It has no unacknowledged message.") + more
+    none = "It has no unacknowledged message."
+    return table("messages", title, heads, rows, none, numbers=("Priority", "Deliveries")) + more
 
 
 def _reasons(details: QueueDetails) -> str:
-    rows = [[_or_dash(count.values[0]), number(count.messages)] for count in details.reasons]
-    return table("reasons", "Reasons of the first messages", ["Reason", "Messages"], rows, "") if rows else ""
+    rows = [[or_dash(count.values[0]), number(count.messages)] for count in details.reasons]
+    return (
+        table("reasons", "Reasons of the first messages", ["Reason", "Messages"], rows, "", numbers=("Messages",))
+        if rows
+        else ""
+    )
 
 
 def _groups(details: QueueDetails) -> str:
-    rows = [[*map(_or_dash, count.values), number(count.messages)] for count in details.groups]
+    rows = [[*map(or_dash, count.values), number(count.messages)] for count in details.groups]
     heads = [*details.group_columns, "Messages"]
-    return table("groups", "Groups of the first messages", heads, rows, "") if rows else ""
+    return table("groups", "Groups of the first messages", heads, rows, "", numbers=("Messages",)) if rows else ""
 
 
 def _events(inspected: Inspected) -> str:
-    items = "".join(f"<li>{escape(text)}</li>" for text in inspected.events)
-    inner = f"<ul>{items}</ul>" if items else "<p>The log has no warning or error about it since the start.</p>"
-    return f"<h2>Recent errors</h2>{inner}"
+    items = "".join(f"<li>{escape(text)}</li>" for text in inspected.events[:EVENTS_SHOWN])
+    return f"<h2>Recent errors</h2><ul>{items}</ul>" if items else ""
 
 
 def _settings(details: QueueDetails) -> str:
@@ -247,10 +257,6 @@ def _settings(details: QueueDetails) -> str:
 
 def _queue_link(name: TableId) -> str:
     return link("/queue", {"db": name.db, "name": name.name}, str(name))
-
-
-def _or_dash(value: object) -> str:
-    return "–" if value is None else escape(str(value))
 
 
 def _when(time_ns: int | None, now_ns: int) -> str:
@@ -277,7 +283,7 @@ def _state_of(details: MessageDetails) -> str:
 def _payload(details: MessageDetails) -> str:
     if details.payload is None:
         return "<h2>Payload</h2><p>It is shown with admin_show_payload = true.</p>"
-    rows = [[escape(name), _or_dash(value)] for name, value in details.payload]
+    rows = [[escape(name), or_dash(value)] for name, value in details.payload]
     return table("payload", "Payload", ["Column", "Value"], rows, "It has no columns of its own.")
 
 

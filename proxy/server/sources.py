@@ -14,7 +14,11 @@ from engine.model import TableId
 from proxy.server.inspection import Inspected, Question
 from proxy.server.listener import Proxy
 from proxy.server.queue_metrics import QUEUES_OF_A_STEP
+from proxy.statements.deliveries import Deliveries, HeldDelivery
 from proxy.statements.show import RunningStream, running_stream
+
+HELD_OF_EACH = 3
+"""Messages of a queue among which the longest held ones of all queues are found."""
 
 
 class Metrics(Protocol):
@@ -48,6 +52,8 @@ class Sources:
     streams: Callable[[], Sequence[RunningStream]]
     problems: Callable[[], Awaitable[Sequence[Problem]]]
     """Of all queues, broken ones first."""
+    held: Callable[[], Awaitable[Sequence[HeldDelivery]]]
+    """The first messages that clients of this proxy hold of each queue."""
 
 
 async def known_problems(proxy: Proxy) -> Sequence[Problem]:
@@ -62,6 +68,16 @@ async def known_problems(proxy: Proxy) -> Sequence[Problem]:
         texts += queue.advice if queue.scan_index is None else ()
         found += [Problem(queue.id, "; ".join(texts))] if texts else []
     return found
+
+
+async def first_held(deliveries: Deliveries) -> Sequence[HeldDelivery]:
+    """The messages of each queue that clients of this proxy hold since the longest time, a few of each."""
+    held: list[HeldDelivery] = []
+    for delivery in deliveries.own(of_each=HELD_OF_EACH):
+        if held and len(held) % QUEUES_OF_A_STEP == 0:
+            await asyncio.sleep(0)
+        held.append(delivery)
+    return held
 
 
 def own_streams(proxy: Proxy) -> Sequence[RunningStream]:

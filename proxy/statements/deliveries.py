@@ -1,6 +1,6 @@
-"""SHOW DELIVERIES: the messages in flight that the client may see, one row each.
+"""Messages in flight, one row each: SHOW DELIVERIES, and the pages of the admin port.
 
-The rows are read on the client's own session, with its rights. The lease column shows what is in
+For SHOW DELIVERIES, the rows are read on the client's own session, with its rights. The lease column shows what is in
 flight at any proxy, and at which. Which client holds a message is known to its own proxy alone. Of
 a queue without a lease column, only the messages that this proxy holds are shown.
 
@@ -11,19 +11,21 @@ has an index, those in flight.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from string import Template
 from typing import TYPE_CHECKING
 
+from engine.dispatch.leases import Lease
 from engine.model import NS_PER_S, SLOTS, Key, TableId
 from engine.queue_table import QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
 from engine.store.queries import FORMS, TableStatements
-from proxy.session.internal_queries import Refused, checked_query, from_hex, raw_rows, rows, server_time_ns
+from proxy.session.internal_queries import Refused, from_hex, rows, server_time_ns
 from proxy.session.queries import sql
-from proxy.statements.depth import ClientCounting, priorities
+from proxy.statements.depth import ClientCounting, Counting, priorities
 from proxy.statements.results import COUNT, NAME, SECONDS, WORDS, Column, Result
 from proxy.statements.show import CONNECTIONS_MAX, peer_of, visible_tables
 from proxy.statements.tables import marked_comment, refused_as_client, table_id
@@ -71,8 +73,24 @@ class HeldDelivery:
     slot: int | None
     connection_id: int | None
     """The connection that it was given to, with the two below; None: it is given to none yet."""
+    user: str | None
+    """As which it logged in."""
     host: str | None
     program: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A message in flight at any proxy; None: it is not known here."""
+
+    key: Key
+    epoch: int
+    since_s: float | None
+    until_s: float | None
+    """None: it has no deadline, because a transaction locks it."""
+    slot: int | None
+    """Of the proxy."""
+    holder: HeldDelivery | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +111,37 @@ class _Row:
 
 
 class Deliveries:
-    """Carries out SHOW DELIVERIES."""
+    """Reads what is in flight: all of it, with what this proxy knows of it."""
 
     def __init__(self, engine: Engine, sessions: Callable[[], Iterable[ClientSession]]) -> None:
         self._engine = engine
         self._sessions = sessions
 
-    def _own(self, table: TableId | None, limit: int = HELD_MAX) -> list[HeldDelivery]:
-        """What is in flight at this proxy, of one queue or of all."""
+    def own(self, table: TableId | None = None, of_each: int = HELD_MAX) -> Iterator[HeldDelivery]:
+        """What is in flight at this proxy, of one queue or of all, the first ones of each: those that were
+        claimed first. HELD_MAX of all."""
         sessions = {session.number: session for session in self._sessions()}
-        slot, now_ns = self._engine.roster.slot, time.monotonic_ns()
-        held: list[HeldDelivery] = []
-        for queue, dispatcher in self._engine.runners():
-            if table not in {None, queue.id}:
-                continue
-            for lease in dispatcher.parts.leases:
-                if len(held) == limit:
-                    return held
-                session = None if lease.holder is None else sessions.get(lease.holder)
-                host, program = (None, None) if session is None else peer_of(session)
-                age_s = (now_ns - lease.sent_ns) / NS_PER_S if lease.sent_ns else None
-                number = None if session is None else session.connection_id
-                held.append(
-                    HeldDelivery(queue.id, lease.key, lease.epoch, lease.locked, age_s, slot, number, host, program)
-                )
-        return held
+        runners = [(queue, dispatcher) for queue, dispatcher in self._engine.runners() if table in {None, queue.id}]
+        left = HELD_MAX
+        for queue, dispatcher in runners:
+            leases = list(islice(dispatcher.parts.leases, min(of_each, left)))
+            left -= len(leases)
+            for lease in leases:
+                yield self._held_by(queue, lease, None if lease.holder is None else sessions.get(lease.holder))
+
+    def _held_by(self, queue: QueueTable, lease: Lease, session: ClientSession | None) -> HeldDelivery:
+        age_s = (time.monotonic_ns() - lease.sent_ns) / NS_PER_S if lease.sent_ns else None
+        place = queue.id, lease.key, lease.epoch, lease.locked, age_s, self._engine.roster.slot
+        if session is None:
+            return HeldDelivery(*place, None, None, None, None)
+        user = session.info.response.username if session.info else None
+        return HeldDelivery(*place, session.connection_id, user, *peer_of(session))
+
+    async def of_queue(self, queue: QueueTable, counting: Counting, limit: int) -> list[InFlight]:
+        """The messages of a queue in flight, the earliest deadline first. Raises what `counting` raises."""
+        held = self._held(queue.id, limit).get(queue.id, {})
+        reading = _Reading(counting, queue, await counting.now_ns(), limit)
+        return await reading.in_flight(held)
 
     async def show(self, session: ClientSession, table: TableName | None, limit: int | None) -> Result:
         """The messages in flight, of one queue or of all that the client may read."""
@@ -128,21 +152,21 @@ class Deliveries:
         held = self._held(None if table is None else table_id(table))
         shown: list[list[object]] = []
         for queue in await self._queues(session, table):
-            reading = _Reading(session, queue, now_ns, limit - len(shown))
+            reading = _Reading(ClientCounting(session), queue, now_ns, limit - len(shown))
             try:
                 found = await reading.in_flight(held.get(queue.id, {}))
             except Refused:
                 if table is not None:
                     raise
                 continue  # The client may not read it.
-            shown += [_shown(row, delivery, queue, now_ns, users) for row, delivery in found]
+            shown += [_shown(queue, one, users) for one in found]
             if len(shown) >= limit:
                 break
         return Result(DELIVERY_COLUMNS, shown)
 
-    def _held(self, table: TableId | None) -> Mapping[TableId, Mapping[Key, HeldDelivery]]:
+    def _held(self, table: TableId | None, of_each: int = HELD_MAX) -> Mapping[TableId, Mapping[Key, HeldDelivery]]:
         found: dict[TableId, dict[Key, HeldDelivery]] = {}
-        for delivery in self._own(table):
+        for delivery in self.own(table, of_each):
             found.setdefault(delivery.table, {})[delivery.key] = delivery
         return found
 
@@ -155,22 +179,22 @@ class Deliveries:
 
 
 class _Reading:
-    """Reads the rows in flight of one queue on the client's session. Its methods raise Refused."""
+    """Reads the rows in flight of one queue. Its methods raise what `counting` raises."""
 
-    def __init__(self, session: ClientSession, queue: QueueTable, now_ns: int, limit: int) -> None:
-        self._session = session
+    def __init__(self, counting: Counting, queue: QueueTable, now_ns: int, limit: int) -> None:
+        self._counting = counting
         self._queue = queue
         self._now_ns = now_ns
         self._limit = limit
         self._words: Mapping[str, object] = {
             "table": qualified(queue.id),
             "id_index": quoted(queue.id_index),
-            "id": Template(FORMS[queue.id_kind].expression).substitute(column="r.id"),
+            "id": f"HEX({Template(FORMS[queue.id_kind].expression).substitute(column='r.id')})",
             "lease": "NULL" if queue.lease_column is None else f"r.{quoted(queue.lease_column)}",
             "now_ns": now_ns,
         }
 
-    async def in_flight(self, held: Mapping[Key, HeldDelivery]) -> list[tuple[_Row, HeldDelivery | None]]:
+    async def in_flight(self, held: Mapping[Key, HeldDelivery]) -> list[InFlight]:
         """The messages in flight with what this proxy knows of them, the earliest deadline first."""
         found = {row.key: row for row in await self._leased()}
         unseen = [key for key in held if key not in found][: self._limit]
@@ -181,7 +205,14 @@ class _Reading:
                 if self._is_in_flight(row, held[row.key]):
                     found[row.key] = row
         ordered = sorted(found.values(), key=lambda row: row.until_ns)[: self._limit]
-        return [(row, _same(held.get(row.key), row)) for row in ordered]
+        return [self._one(row, held.get(row.key)) for row in ordered]
+
+    def _one(self, row: _Row, held: HeldDelivery | None) -> InFlight:
+        """A row, with what this proxy holds, if the row shows the same delivery."""
+        until_s = (row.until_ns - self._now_ns) / NS_PER_S
+        if held is None or held.epoch != row.epoch:
+            return InFlight(row.key, row.epoch, None, until_s, row.slot, None)
+        return InFlight(row.key, row.epoch, held.age_s, None if held.locked else until_s, held.slot, held)
 
     def _is_in_flight(self, row: _Row, held: HeldDelivery) -> bool:
         """Whether the row shows the delivery that this proxy holds. Another session may have ended it."""
@@ -202,7 +233,7 @@ class _Reading:
             return []
         index = f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index)})"
         found: list[_Row] = []
-        levels, _ = await priorities(ClientCounting(self._session), index)
+        levels, _ = await priorities(self._counting, index)
         order = "" if queue.scan_descending else "ORDER BY time_next"
         for priority in levels:
             words = {"index": index, "priority": priority, "order": order, "read_max": READ_MAX // len(levels)}
@@ -210,35 +241,27 @@ class _Reading:
         return found
 
     async def _read(self, text: str) -> list[_Row]:
-        answer = await checked_query(self._session, text)
         parse = FORMS[self._queue.id_kind].parse
         return [
-            _Row(parse(raw), _number(epoch) or 0, _number(until) or 0, _number(lease))
-            for raw, epoch, until, lease in raw_rows(self._session, answer)
+            _Row(parse(bytes.fromhex(raw)), int(epoch or 0), int(until or 0), None if lease is None else int(lease))
+            for raw, epoch, until, lease in await self._counting.rows(text)
             if raw is not None
         ]
 
 
-def _same(delivery: HeldDelivery | None, row: _Row) -> HeldDelivery | None:
-    """What this proxy holds, if the row shows the same delivery."""
-    return delivery if delivery is not None and delivery.epoch == row.epoch else None
+def _shown(queue: QueueTable, one: InFlight, users: Mapping[int, str]) -> list[object]:
+    """A row of SHOW DELIVERIES. `users`: of the connections that the client may see."""
+    place = [shown_key(one.key), one.epoch, str(queue.id), _rounded(one.since_s), _rounded(one.until_s), one.slot]
+    holder = one.holder
+    if holder is None or holder.connection_id is None or holder.connection_id not in users:
+        return [*place, None, None, None, None]
+    return [*place, holder.connection_id, users[holder.connection_id], holder.host, holder.program]
 
 
-def _shown(
-    row: _Row, delivery: HeldDelivery | None, queue: QueueTable, now_ns: int, users: Mapping[int, str]
-) -> list[object]:
-    key = f"0x{row.key.hex()}" if isinstance(row.key, bytes) else str(row.key)
-    locked = delivery is not None and delivery.locked
-    until_s = None if locked else round((row.until_ns - now_ns) / NS_PER_S, 3)
-    place = [key, row.epoch, str(queue.id)]
-    if delivery is None:
-        return [*place, None, until_s, row.slot, None, None, None, None]
-    since_s = None if delivery.age_s is None else round(delivery.age_s, 3)
-    if delivery.connection_id is None or delivery.connection_id not in users:
-        return [*place, since_s, until_s, delivery.slot, None, None, None, None]
-    user = users[delivery.connection_id]
-    return [*place, since_s, until_s, delivery.slot, delivery.connection_id, user, delivery.host, delivery.program]
+def shown_key(key: Key) -> str:
+    """An id for people; a binary one as a literal."""
+    return f"0x{key.hex()}" if isinstance(key, bytes) else str(key)
 
 
-def _number(value: bytes | None) -> int | None:
-    return None if value is None else int(value.replace(b"\0", b""))  # In UCS-2 there are NULs between the digits.
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -266,7 +266,7 @@ def test_the_page_of_a_queue_shows_what_is_in_it_and_no_payload(
     text = page(proxy, "/queue", db=database, name="m")
     stream.vanish()
     assert "it &lt;failed&gt;" in text
-    assert "&lt;b&gt;</th><td>2</td>" in text
+    assert "&lt;b&gt;</th><td class=n>2</td>" in text
     assert "ACK_WAIT" in text
     assert f"PAUSE QUEUE `{database}`.`m`" in text
     assert "<b>" not in text
@@ -332,7 +332,7 @@ def test_a_table_that_cannot_be_a_queue_has_its_problems_on_its_page(
     assert text
 
 
-PROXY_ROW = re.compile(r"<tr><th scope=row>(ackstream/[0-9]+)</th>" + "<td>(.*?)</td>" * 6 + "</tr>")
+PROXY_ROW = re.compile(r"<tr><th scope=row>(ackstream/[0-9]+)</th>" + "<td[^>]*>(.*?)</td>" * 6 + "</tr>")
 
 
 def proxies_shown(proxy: RunningProxy) -> dict[str, list[str]]:
@@ -370,6 +370,45 @@ def test_the_page_of_proxies_shows_what_show_proxies_does(private_server: Embedd
         for shown in (proxy, other):
             assert re.search(r"<dt>Memory</dt><dd>[1-9][0-9,]* MB", page(shown, "/proxies"))
             assert sum("this proxy" in cells[0] for cells in proxies_shown(shown).values()) == 1
+
+
+HELD_ROW = re.compile(r"<tr><th scope=row>(?:<a[^>]*>)?([^<]*)(?:</a>)?</th>(.*?)</tr>")
+
+
+def held_rows(proxy: RunningProxy, database: str) -> list[list[str]]:
+    """The rows of who holds what on the page of queue `m`, each with the id first."""
+    text = page(proxy, "/queue", db=database, name="m")
+    section = text.partition('id="held"')[2].partition("</table>")[0]  # The other proxy may not know the queue yet.
+    return [[id_, *re.sub(r"<td[^>]*>", "", cells).split("</td>")[:-1]] for id_, cells in HELD_ROW.findall(section)]
+
+
+def test_the_page_shows_who_holds_what_since_when_the_longest_first(
+    proxy: RunningProxy, server: EmbeddedServer, database: str, tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(running_proxy(server, tmp_path / "other.log"))
+        one = stack.enter_context(proxy.connect(database=database, program_name="mailer <1>"))
+        two = stack.enter_context(proxy.connect(database=database, program_name="mailer 2"))
+        run(one, "CREATE QUEUE m (payload TEXT) ACK_WAIT = 600")
+        enqueue(one, "m", "ab")
+        assert len(rows(one, "STREAM id FROM m LIMIT 1 WAIT 20")) == 1
+        assert len(rows(two, "STREAM id FROM m LIMIT 1 WAIT 20")) == 1
+        first, second = held_rows(proxy, database)
+        (slot,) = {row[0] for row in rows(one, "SHOW PROXIES") if row[4] is not None}
+        for row, id_, client, program in (first, "1", one, "mailer &lt;1&gt;"), (second, "2", two, "mailer 2"):
+            assert (row[0], row[1], row[4:6], row[7]) == (id_, "1", [str(client.thread_id()), "root"], program)
+            assert row[2].endswith("s")  # Since when.
+            assert row[6].startswith("127.0.0.1:")
+            assert f"ackstream/{slot}" in row[8]
+            assert row[9] == f"KILL {client.thread_id()}"
+
+        # The other proxy knows where, and not by whom.
+        eventually(lambda: len(held_rows(other, database)) == 2)
+        for row in held_rows(other, database):
+            assert (row[2], row[4:8]) == ("–", ["–"] * 4)
+            assert f"ackstream/{slot}" in row[8]
+        run(one, "ACK m WHERE id = 1")
+        eventually(lambda: [row[0] for row in held_rows(proxy, database)] == ["2"])
 
 
 def test_any_number_of_pages_reads_a_queue_once(proxy: RunningProxy, database: str, filled: Any) -> None:

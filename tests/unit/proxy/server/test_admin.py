@@ -31,8 +31,9 @@ from proxy.server.depths import CountedQueue
 from proxy.server.inspection import Inspected, Question
 from proxy.server.listener import Proxy
 from proxy.server.metrics import ProcessMetrics
-from proxy.server.sources import Sources, known_problems
+from proxy.server.sources import Sources, first_held, known_problems
 from proxy.settings import load
+from proxy.statements.deliveries import Deliveries
 from proxy.statements.depth import Depth
 from proxy.statements.show import RunningStream
 from proxy.transport.tls import Tls
@@ -77,9 +78,9 @@ async def admin_port(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     async def inspect(_: Question) -> Inspected:
         return Inspected(None)
 
-    admin = Admin(
-        Sources(metrics.families, well, well, inspect, lambda: streams, partial(known_problems, proxy)), Access(""), 4
-    )
+    problems, held = partial(known_problems, proxy), partial(first_held, Deliveries(engine, lambda: ()))
+    sources = Sources(metrics.families, well, well, inspect, lambda: streams, problems, held)
+    admin = Admin(sources, Access(""), 4)
     host, port = await admin.start("127.0.0.1", 0)
     try:
         yield f"http://{host}:{port}"

@@ -11,6 +11,7 @@ from engine.service import Engine
 from engine.store.port import Roster, StoreError
 from engine.store.roster import Introduction
 from proxy.server.inspection import PROXIES, Inspected, Inspector
+from proxy.statements.deliveries import Deliveries
 from proxy.statements.proxies import SLOTS_TAKEN
 
 NOW_NS = 10**18
@@ -42,7 +43,9 @@ class StubEngine:
 
 def answers(engine: StubEngine, visitors: int = 1) -> list[Inspected]:
     async def ask() -> list[Inspected]:
-        inspector = Inspector(cast("Engine", engine), OWN, show_payload=False)
+        inspector = Inspector(
+            cast("Engine", engine), OWN, Deliveries(cast("Engine", engine), lambda: ()), show_payload=False
+        )
         try:
             return list(await asyncio.gather(*(inspector.inspect(PROXIES) for _ in range(visitors))))
         finally:

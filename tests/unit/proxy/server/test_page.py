@@ -12,6 +12,7 @@ from proxy.server import markup
 from proxy.server.overview import KEPT_S, SAMPLES_MAX, History, Overview
 from proxy.server.page import COLUMNS, Request, content, document
 from proxy.server.sources import Problem
+from proxy.statements.deliveries import HeldDelivery
 
 LABELS = ["db", "queue"]
 
@@ -142,6 +143,23 @@ def test_what_is_held_back_and_due_is_named() -> None:
     seen = History().view(families({"m": 3, "empty": 0}, paused="m"), 0.0)
     assert ">shop.m</a>: 3 due; the queue is paused: RESUME QUEUE" in content(seen, Request())
     assert ">shop.empty</a>: " not in content(seen, Request())
+
+
+def test_what_is_held_for_long_is_named_with_its_holder() -> None:
+    queue = TableId("shop", "m")
+    held = [
+        HeldDelivery(queue, b"\xff", 2, False, 90.0, 3, 17, "worker", "10.0.0.7:4711", "mailer <1>"),
+        HeldDelivery(queue, 6, 1, False, 59.0, 3, 18, "worker", "10.0.0.7:4712", "mailer 2"),
+        HeldDelivery(queue, 7, 1, False, None, 3, None, None, None, None),
+        HeldDelivery(queue, 8, 1, False, 720.0, 3, 19, "worker", "10.0.0.7:4713", None),
+    ]
+    shown = content(overview(m=1), Request(), (), held)
+    section = shown[shown.index("Held longest") : shown.index("<h2>Stuck")]
+    assert section.index("12 min") < section.index("1.5 min")
+    for text in ("shop.m", "id=ff", ">0xff</a>", ">17<", "worker", "10.0.0.7:4711", "mailer &lt;1&gt;", "KILL 17"):
+        assert text in section
+    assert "10.0.0.7:4712" not in section
+    assert "Held longest" not in content(overview(m=1), Request(), (), held[1:3])
 
 
 def test_a_broken_queue_stands_first_with_what_mends_it() -> None:
