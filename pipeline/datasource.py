@@ -11,6 +11,7 @@ this package.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final, TypeVar, cast
@@ -32,12 +33,18 @@ from .common.table import Table, describe
 from .common.tasks import is_classic
 from .endpoint import FIRST_CONTACT, PASSWORD_VARIABLE
 from .errors import PipelineError, server_says
-from .source.consume import BatchReader, StreamReader
+from .source.consume import BatchReader, FilteredReader, StreamReader
 from .source.options import Common, read_options, schema_options, sink_options, stream_options, write_options
 from .source.sink import BatchWriter, Sink, StreamWriter
 
 HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 """Spark reads this variable when a Python process of it ends with an error."""
+
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+"""Spark's setting that Python sources may evaluate filters. It is off by default."""
+
+_PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The module of the process in which Spark asks a source for that."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,13 +84,14 @@ class AckstreamDataSource(DataSource):
         statements = Statements(table, options.where)  # raises PipelineError for a table that is no queue
         if options.where is not None:
             options.endpoint.run(fetching(statements.none()), FIRST_CONTACT)
-        return schema_of(table, options.columns)
+        return schema_of(table, options.columns, unsigned_as_long=options.unsigned_as_long)
 
     @_without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for `spark.read`."""
         options = read_options(self.options)
-        return BatchReader(options, _describe(options), schema)
+        reader = FilteredReader if _PUSHING in sys.modules else BatchReader
+        return reader(options, _describe(options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """The reader for `spark.readStream`."""
@@ -110,11 +118,14 @@ class AckstreamDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("ackstream")` known to a session.
+    """Make `format("ackstream")` known to a session, and let it evaluate filters, unless the session
+    has a setting for that.
 
     Spark's processes get the password that ACKSTREAM_PASSWORD has at this moment. (The JVM's own
     environment is that of its start. A session of Spark Connect has the server's.)
     """
+    if PUSHDOWN not in spark.conf.getAll:
+        spark.conf.set(PUSHDOWN, "true")
     if not is_classic(spark):
         spark.dataSource.register(AckstreamDataSource)
         return

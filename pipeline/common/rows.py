@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from ..endpoint import quoted
 from ..errors import PipelineError
@@ -37,13 +37,16 @@ _FORMS: Final = {"float": "{} + 0e0", "bit": "CAST({} AS SIGNED)", "vector": "CA
 """Expressions by type, where the text of the column itself would lose something."""
 
 
-def schema_of(table: Table, columns: Sequence[str] | None) -> StructType:
+def schema_of(table: Table, columns: Sequence[str] | None, *, unsigned_as_long: bool = False) -> StructType:
     """The Spark schema of the named columns, or of the application's own with `epoch`. Raises
-    PipelineError."""
+    PipelineError.
+
+    `unsigned_as_long`: BIGINT UNSIGNED is a LONG, and `record_batch` refuses a value that is none.
+    """
     names = columns or [*table.message_columns, next(name for name in OWN_COLUMNS if name == "epoch")]
     _check(table, names)
-    fields = table.schema(names).fields
-    return StructType([_with_nulls(field, table.by_name[field.name.casefold()]) for field in fields])
+    columns_read = [table.by_name[name.casefold()] for name in names]
+    return StructType([_field(column, unsigned_as_long=unsigned_as_long) for column in columns_read])
 
 
 def selection(table: Table, schema: StructType) -> str:
@@ -54,10 +57,11 @@ def selection(table: Table, schema: StructType) -> str:
 
 
 def record_batch(rows: Sequence[Sequence[Any]], schema: StructType) -> pa.RecordBatch:
-    """Rows of text (bytes where a column is binary) in the form that Spark takes."""
+    """Rows of text (bytes where a column is binary) in the form that Spark takes. Raises
+    PipelineError for an unsigned integer that is no LONG."""
     arrow = to_arrow_schema(schema, timezone="UTC")
     columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else ([] for _ in arrow)
-    arrays = [_array(values, field.type) for values, field in zip(columns, arrow, strict=True)]
+    arrays = [_array(field.name, values, field.type) for values, field in zip(columns, arrow, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
@@ -77,7 +81,9 @@ def size_of(rows: Sequence[Sequence[Any]]) -> int:
     return sum(48 + len(value) for row in rows for value in row if value is not None)
 
 
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if kind == pa.int64():
+        return _longs(name, values)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return pa.array(values, kind)
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
@@ -91,6 +97,14 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return parsed if naive == kind else pc.assume_timezone(parsed, "UTC")
 
 
+def _longs(name: str, values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values, pa.string()).cast(pa.int64())
+    except pa.ArrowInvalid:
+        most = max(int(value) for value in values if value is not None)
+        raise PipelineError(f"{name} is {most}, which is no BIGINT: leave out unsignedAsLong") from None
+
+
 def _is_day(text: str) -> bool:
     try:
         pa.scalar(text[:10]).cast(pa.date32())
@@ -99,9 +113,11 @@ def _is_day(text: str) -> bool:
     return True
 
 
-def _with_nulls(field: StructField, column: Column) -> StructField:
+def _field(column: Column, *, unsigned_as_long: bool) -> StructField:
     """A column of dates can be NULL in Spark even if it is NOT NULL in the table."""
-    return StructField(field.name, field.dataType, field.nullable or column.data_type in _DATES)
+    is_long = unsigned_as_long and column.data_type == "bigint"
+    kind: DataType = LongType() if is_long else column.spark_type
+    return StructField(column.name, kind, column.nullable or column.data_type in _DATES)
 
 
 def _check(table: Table, names: Iterable[str]) -> None:

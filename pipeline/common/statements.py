@@ -144,9 +144,9 @@ class Statements:
             f" WHERE table_schema = {database} AND table_name = {name}"
         )
 
-    def read_condition(self, messages: Messages, now_ns: int) -> str:
+    def read_condition(self, messages: Messages, now_ns: int, more: Sequence[str] = ()) -> str:
         """The condition of a batch read."""
-        conditions = [f"({self.where})"] if self.where else []
+        conditions = [*([f"({self.where})"] if self.where else []), *more]
         if messages is not Messages.ALL:
             conditions.append("time_acked IS NULL")
         if messages is Messages.READY:

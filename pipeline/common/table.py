@@ -36,6 +36,9 @@ _INTEGERS: Final = {
 }
 """Bits, and the types for signed and unsigned values."""
 
+TEXTS: Final = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext")
+"""Types of texts without further rules."""
+
 _OTHERS: Final[dict[str, t.DataType]] = {
     "float": t.FloatType(),
     "double": t.DoubleType(),
@@ -44,8 +47,7 @@ _OTHERS: Final[dict[str, t.DataType]] = {
     "timestamp": t.TimestampType(),
     "year": t.IntegerType(),
     "bit": t.LongType(),
-    **dict.fromkeys(("char", "varchar", "tinytext", "text", "mediumtext", "longtext"), t.StringType()),
-    **dict.fromkeys(("enum", "set", "json", "uuid", "inet4", "inet6"), t.StringType()),
+    **dict.fromkeys((*TEXTS, "enum", "set", "json", "uuid", "inet4", "inet6"), t.StringType()),
     "time": t.StringType(),  # up to 838 hours, and negative: no time of day
     **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), t.BinaryType()),
 }

@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from ..common.ledger import WITHHELD_NS
-from ..common.table import OWN_COLUMNS, Column, Table
+from ..common.table import OWN_COLUMNS, TEXTS, Column, Table
 from ..endpoint import quoted
 from .stable import unstable
 
@@ -128,8 +128,7 @@ def _first_line(error: Exception) -> str:
 
 Travelling = Callable[[Expression], Expression]
 
-_LETTERS: Final = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
-_TEXT: Final = _LETTERS | {"enum", "set", "json", "time", "uuid", "inet4", "inet6"}
+_TEXT: Final = {*TEXTS, "enum", "set", "json", "time", "uuid", "inet4", "inet6"}
 _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "year", "bit"})
 _NESTED: Final = (t.ArrayType, t.MapType, t.StructType, t.VariantType)
 

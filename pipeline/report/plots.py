@@ -181,17 +181,17 @@ def _svg(
 
 def _inline(text: str, title: str) -> Markup:
     """The SVG element without the head of a document, its size in points, and ids that other plots
-    use too."""
+    use too. Its width is a variable of the page's CSS: on a phone, a plot is no smaller."""
     text = text[text.index("<svg") :]
-    view = re.search(r'viewBox="[^"]*"', text)
+    view = re.search(r'viewBox="0 0 (\d+)[^"]*"', text)
     assert view is not None
     body = text[text.index(">") + 1 :]
     body = re.sub(r'<g id="[^"]*"', "<g", body)
     for marker, variable in _VARIABLES.items():
         body = body.replace(marker, variable)
-    head = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {view[0]} role="img" aria-label="{escape(title)}">'
+    about = f'style="--width: {view[1]}" role="img" aria-label="{escape(title)}"'
     # matplotlib's output, in which data is escaped.
-    return Markup(head + body)  # noqa: S704
+    return Markup(f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {view[0]} {about}>{body}')  # noqa: S704
 
 
 def _days(times: Sequence[dt.datetime]) -> Any:

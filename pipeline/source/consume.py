@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -42,6 +42,7 @@ from ..common.rows import FIRST_READ, next_size, record_batch, selection
 from ..common.statements import NOW, Row, Statements, fetching
 from ..common.table import Table
 from .claims import NOTHING, Claims, Offset
+from .filters import pushed
 from .holding import Holder
 from .options import SourceOptions
 
@@ -250,6 +251,8 @@ class BatchReader(DataSourceReader):
         self._statements = Statements(table, options.where)
         self._schema = schema
         self._what = selection(table, schema)
+        self._conditions: list[str] = []
+        """The filters of Spark that the server evaluates."""
 
     def partitions(self) -> list[InputPartition]:
         """Even ranges of ids if they are integers. The time up to which messages are due is the
@@ -258,7 +261,7 @@ class BatchReader(DataSourceReader):
         ((now_ns,),) = connection.run(fetching(f"SELECT {NOW}"))
         ((least, greatest),) = connection.run(fetching(self._statements.ends()))
         connection.close()
-        condition = self._statements.read_condition(self._options.messages, int(now_ns))
+        condition = self._statements.read_condition(self._options.messages, int(now_ns), self._conditions)
         if least is None or not self._statements.whole_ids:
             return [InputPartition((condition, None, None))]
         first, last = int(least), int(greatest)
@@ -278,3 +281,20 @@ class BatchReader(DataSourceReader):
                 yield record_batch([row[:-1] for row in rows], self._schema)
                 size = next_size(size, rows)
         connection.close()
+
+
+class FilteredReader(BatchReader):
+    """A BatchReader that leaves filters to the server.
+
+    It is for the process in which Spark asks for that: elsewhere Spark refuses a reader that has
+    this method if its setting for it is off.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        """Returns those that Spark has to evaluate (again)."""
+        for given in filters:
+            found = pushed(given, self._statements.table)
+            if found is not None:
+                self._conditions.append(found.condition)
+            if found is None or not found.exact:
+                yield given

@@ -65,7 +65,14 @@ class SourceOptions(Common):
     """Messages a second."""
     hold_s: int = HOLD_S
     messages: Messages = Messages.READY
+    unsigned_as_long: bool = False
+    """Whether BIGINT UNSIGNED is read as a LONG, and a value that is none ends the job."""
 
+
+IN_CATALOG: Final = (
+    "a queue is no table of Spark's catalog, which CREATE TABLE, saveAsTable, toTable and insertInto are about: write"
+    " .options(url=…).option('table', 'shop.orders') and save(), start() or load()"
+)
 
 _COMMON: Final = ("url", "table", "password", "passwordFile")
 _ALIASES: Final = {"dbtable": "table"}
@@ -81,7 +88,7 @@ _HINTS: Final = {
 }
 """Options of other sources, with what to use instead."""
 
-_READ: Final = (*_COMMON, "where", "columns", "numPartitions")
+_READ: Final = (*_COMMON, "where", "columns", "numPartitions", "unsignedAsLong")
 _STREAM: Final = (*_READ, "connections", "maxMessagesPerBatch", "maxMessagesPerSecond", "holdSeconds")
 
 
@@ -133,6 +140,7 @@ def _source(reader: _Reader) -> SourceOptions:
         "rate": reader.number("maxMessagesPerSecond", 0, 0.001, 1e9, whole=False) or None,
         "hold_s": int(reader.number("holdSeconds", HOLD_S, 3, 86_400)),
         "messages": reader.choice("messages", Messages.READY),
+        "unsigned_as_long": reader.flag("unsignedAsLong"),
     }
     reader.finish()
     assert endpoint is not None
@@ -140,7 +148,7 @@ def _source(reader: _Reader) -> SourceOptions:
 
 
 def _place(reader: _Reader) -> tuple[Endpoint | None, str, str]:
-    url, table = reader.required("url"), reader.required("table")
+    url, table = reader.required("url"), reader.required("table", f" ({IN_CATALOG})")
     endpoint, database, name = None, "", ""
     try:
         if url:
@@ -164,6 +172,8 @@ class _Reader:
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
         lower = {name.lower(): value for name, value in given.items()}
+        if "provider" in lower:  # Of a CREATE TABLE. Spark does not pass the table's options on to what reads it.
+            raise PipelineError(IN_CATALOG)
         self._given = {_ALIASES.get(name, name): value for name, value in lower.items()}
         self._problems: list[str] = []
         for alias in _ALIASES.keys() & lower.keys():
@@ -182,11 +192,11 @@ class _Reader:
         value = self._given.get(name.lower())
         return value if value is not None and value.strip() else None
 
-    def required(self, name: str) -> str:
+    def required(self, name: str, hint: str = "") -> str:
         """A required text."""
         value = self.text(name)
         if value is None:
-            self.complain(name, "is missing")
+            self.complain(name, f"is missing{hint}")
         return value or ""
 
     def number(self, name: str, default: float, least: float, most: float, *, whole: bool = True) -> float:
@@ -211,6 +221,13 @@ class _Reader:
         except ValueError:
             self.complain(name, f"must be one of {', '.join(choice.value for choice in Messages)}, and is {text!r}")
             return default
+
+    def flag(self, name: str) -> bool:
+        """Whether a switch is on; it is off by default."""
+        text = (self.text(name) or "false").lower()
+        if text not in {"true", "false"}:
+            self.complain(name, f"must be true or false, and is {text!r}")
+        return text == "true"
 
     def finish(self) -> None:
         """Raise what was gathered."""

@@ -38,7 +38,7 @@ from ..common.ledger import FINGERPRINT_CHARACTERS, QUERY, WRITE, Batch, Ledger,
 from ..common.literals import insert, pieces, rows_as_sql
 from ..common.staging import KEY, PLACE, SLICE, drop_staging, publish
 from ..common.statements import NOW, do
-from ..common.table import Table, hashed_name
+from ..common.table import TEXTS, Table, hashed_name
 from ..endpoint import quoted, quoted_list
 from ..errors import JobError, PipelineError, ProblemsError
 from .options import Common
@@ -276,6 +276,8 @@ def _problems(table: Table, schema: t.StructType) -> Iterator[str]:
             yield f"the server computes {field.name}: drop it"
         elif isinstance(field.dataType, (t.ArrayType, t.MapType, t.StructType, t.VariantType)):
             yield f"{field.name} is {field.dataType.simpleString()}: make it text by to_json"
+        elif isinstance(field.dataType, t.BooleanType) and table.by_name[name].data_type in TEXTS:
+            yield f"{field.name} is boolean, for a text: cast it to STRING (true, false) or to INT (1, 0)"
         elif not isinstance(field.dataType, _SUNK):
             yield f"{field.name} is {field.dataType.simpleString()}, which the server does not have: cast it to STRING"
     for column in table.columns:

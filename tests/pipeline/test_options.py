@@ -91,6 +91,7 @@ def test_a_table_has_its_name_in_jdbc_too() -> None:
         ("user", "user: it belongs into the URL"),
         ("maxOffsetsPerTrigger", "maxoffsetspertrigger: use maxMessagesPerBatch"),
         ("rowsPerSecond", "rowspersecond: use maxMessagesPerSecond"),
+        ("provider", "a queue is no table of Spark's catalog"),
         ("startingOffsets", "startingoffsets: a queue delivers what is not acknowledged"),
         ("dbtable", "dbtable: is another name of table: give one of them"),
     ],
@@ -100,3 +101,17 @@ def test_an_option_of_other_sources_is_answered_with_ours(other: str, hint: str)
         stream_options({**PLACE, other: "5"})
     assert hint in str(caught.value)
     assert "written" not in str(caught.value)
+
+
+def test_a_table_of_sparks_catalog_is_answered_with_what_to_write() -> None:
+    for read in (stream_options, read_options, sink_options):
+        with pytest.raises(PipelineError, match=r"table: is missing .*'table', 'shop\.orders'.*save\(\), start\(\)"):
+            read({"url": PLACE["url"]})
+
+
+def test_unsigned_integers_are_wide_unless_an_option_says_otherwise() -> None:
+    assert not stream_options(PLACE).unsigned_as_long
+    assert stream_options({**PLACE, "unsignedAsLong": "True"}).unsigned_as_long
+    assert not read_options({**PLACE, "unsignedAsLong": "false"}).unsigned_as_long
+    with pytest.raises(PipelineError, match="unsignedAsLong: must be true or false, and is 'yes'"):
+        read_options({**PLACE, "unsignedAsLong": "yes"})

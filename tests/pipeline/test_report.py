@@ -325,6 +325,9 @@ def test_the_page_and_the_parquet_say_what_the_aggregates_say(
     assert "This queue is empty:" in text
     assert "dead-letter table nowhere is none, or this account may not look at it" in re.sub(r"\s+", " ", text)
     assert seen.dom.count("<svg") == 5
+    # On a phone a plot keeps the size of its text, and is moved sideways.
+    assert len(re.findall(r'<div class="wide"><svg [^>]*style="--width: (?:504|828)"', seen.dom)) == 5
+    assert "@media screen { svg { min-width: calc(var(--width) * 1px); } }" in seen.dom
 
 
 def stable(made: Report) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
-from pipeline.datasource import register
+from pipeline.datasource import AckstreamDataSource, register
 from pipeline.endpoint import Endpoint
+from pipeline.errors import PipelineError
 from proxy.embedded.server import Flavour
 from tests.pipeline.kinds import ONLY, TYPES, same_in_utc
 from tests.support.queues import create_queue, run
@@ -113,6 +114,27 @@ def test_ids_of_any_exact_type(
         row.id if not isinstance(row.id, bytearray) else bytes(row.id) for row in looked_at
     }
     assert run(connection, "SELECT 1 FROM m WHERE time_acked IS NULL") == 0
+
+
+@pytest.mark.either_server
+def test_unsigned_ids_are_longs_if_an_option_asks_for_it_and_they_fit(endpoint: Endpoint, connection: Any) -> None:
+    create_queue(connection, "m", "n BIGINT UNSIGNED NOT NULL")
+    run(connection, "ALTER TABLE m MODIFY id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT")
+    run(connection, f"INSERT INTO m (id, n) VALUES ({2**63 - 1}, 0)")
+    url = f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
+    source = AckstreamDataSource({"url": url, "table": "m", "unsignedaslong": "true"})
+    schema = source.schema()
+    assert schema.simpleString() == "struct<id:bigint,n:bigint,epoch:bigint>"
+
+    def received() -> list[dict[str, Any]]:
+        reader = source.reader(schema)
+        batches: Iterable[Any] = (batch for part in reader.partitions() for batch in reader.read(part))
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    assert received() == [{"id": 2**63 - 1, "n": 0, "epoch": 0}]
+    run(connection, f"UPDATE m SET n = {2**63}")
+    with pytest.raises(PipelineError, match="n is 9223372036854775808, which is no BIGINT: leave out unsignedAsLong"):
+        received()
 
 
 def test_long_values_are_read_a_few_at_a_time(reading: Callable[..., DataFrame], connection: Any) -> None:

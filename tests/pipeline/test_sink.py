@@ -16,6 +16,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from pipeline.common.table import describe
 from pipeline.datasource import register
@@ -224,6 +225,28 @@ def test_rows_that_do_not_fit_are_refused_with_all_that_is_wrong(
     assert "item has no default, and there is no such column" in text
     with pytest.raises(pyspark.errors.AnalysisException, match="a queue is only added to"):
         frame.write.format("ackstream").options(**place).mode("overwrite").save()
+
+
+def test_a_table_of_sparks_catalog_is_refused_with_what_to_write(spark: SparkSession, place: dict[str, str]) -> None:
+    """Where Spark shows it: with all options, `saveAsTable` calls a source as `save` does."""
+    writer = spark.range(3).toDF("n").write.format("ackstream").option("url", place["url"])
+    with pytest.raises(pyspark.errors.AnalysisException, match=r"table: is missing .*'table', 'shop\.orders'"):
+        writer.saveAsTable("t")
+    options = ", ".join(f"{name} '{value}'" for name, value in place.items())
+    with pytest.raises(pyspark.errors.AnalysisException, match="a queue is no table of Spark's catalog"):
+        spark.sql(f"CREATE TABLE t USING ackstream OPTIONS ({options})")
+    assert spark.catalog.listTables() == []
+
+
+def test_a_boolean_for_a_text_is_refused(place: dict[str, str], endpoint: Endpoint, connection: Any) -> None:
+    """The server would store 1 and 0."""
+    create_queue(connection, "m", "t TEXT, n TINYINT")
+    table = describe(connection, str(endpoint.database), "m")
+    where = Common(endpoint, str(endpoint.database), "m")
+    truth = {name: StructField(name, BooleanType()) for name in ("t", "n")}
+    with pytest.raises(PipelineError, match=r"t is boolean, for a text: cast it to STRING \(true, false\) or to INT"):
+        Sink.of(where, table, StructType(list(truth.values())))
+    Sink.of(where, table, StructType([truth["n"]]))
 
 
 # --- a batch that is written by its name ---
