@@ -67,7 +67,9 @@ def inside(root: Path, line: str) -> list[str]:
 
 
 def test_the_first_screen_works_in_an_empty_system(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    serve, session = (block.splitlines() for block in CONSOLE.findall((REPOSITORY / "README.md").read_text()))
+    readme = (REPOSITORY / "README.md").read_text()
+    serve, session = (block.splitlines() for block in CONSOLE.findall(readme))
+    (program,) = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     began = time.monotonic()
     subprocess.run(["git", "clone", "--quiet", REPOSITORY, root / "opt" / "ackstream"], check=True)
     log = root / "tmp" / "serve.log"
@@ -80,10 +82,16 @@ def test_the_first_screen_works_in_an_empty_system(root: Path, capsys: pytest.Ca
         )
         assert process.poll() is None, log.read_text()
         type_session(inside(root, session[0]), session[1:])
+        (root / "opt" / "ackstream" / "worker.py").write_text(program)
+        worker = subprocess.Popen(inside(root, "$ .venv/bin/python worker.py"), stdout=subprocess.PIPE, text=True)
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "working on bread\n"
+        worker.kill()
+        worker.communicate()
     finally:
         process.terminate()
         process.wait()
     with capsys.disabled():
         sys.stdout.write(
-            f"\nfrom `git clone` to the last of the first five statements: {time.monotonic() - began:.0f} s\n"
+            f"\nfrom `git clone` to the first message of the worker in Python: {time.monotonic() - began:.0f} s\n"
         )
