@@ -26,14 +26,13 @@ from typing import Any
 
 from engine.model import RowFormat, TableId
 from engine.queue_table import IdKind, Policy, QueueTable
+from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 
 try:
-    from engine.runtime.executor import EngineSettings
-    from engine.store.memory import MemoryStore
-except ImportError:  # A revision from before the engine had folders.
-    from engine.shell import EngineSettings  # type: ignore[import-not-found, no-redef]
-    from engine.store_memory import MemoryStore  # type: ignore[import-not-found, no-redef]
+    from tests.support.memory_store import MemoryStore
+except ImportError:  # A revision in which it was part of the engine.
+    from engine.store.memory import MemoryStore  # type: ignore[import-not-found, no-redef]
 
 HERE = Path(__file__).resolve()
 SUBSCRIBERS = (10, 100, 1_000, 5_000)

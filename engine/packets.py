@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 PAYLOAD_MAX: Final = 0xFFFFFF
@@ -100,6 +101,15 @@ def lenenc_at(data: bytes, at: int, end: int) -> tuple[int, int]:
     if stop > end:
         raise WireError(f"a length-encoded integer is cut off at byte {end}")
     return int.from_bytes(data[at + 1 : stop], "little"), stop
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of one statement: its rows as packets, or the number of rows it changed."""
+
+    rows: list[bytes]
+    affected: int = 0
+    warnings: int = 0
 
 
 def text_values(row: bytes) -> list[bytes | None]:

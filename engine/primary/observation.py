@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.packets import text_values
+from engine.packets import Result, text_values
 from engine.primary.election import Seen, State
-from engine.store.connection import Result, StoreConnection
+from engine.store.connection import StoreConnection
 from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.port import StoreError
 from engine.store.queries import statement

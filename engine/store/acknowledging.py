@@ -16,12 +16,12 @@ from contextlib import suppress
 from typing import Final
 
 from engine.model import Key
-from engine.packets import text_values
+from engine.packets import Result, text_values
 from engine.queue_table import QueueTable
 from engine.store.acks import Ack, Shares, shares
 from engine.store.begun import OnePacket
 from engine.store.claiming import WAITED_S
-from engine.store.connection import Begun, Result, StoreConnection
+from engine.store.connection import Begun, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import AckResult, AckUnknownError, StoreError, Timed
 from engine.store.queries import statement, statements_of

@@ -33,11 +33,11 @@ from engine.catalog.batches import batch_column
 from engine.catalog.directives import parse_comment
 from engine.catalog.verdict import TableFacts, evaluate
 from engine.model import WAITING_NS, BatchCheck, BatchesChecked, Entry, FollowUpPlace, Key, TableId
-from engine.packets import text_values
+from engine.packets import Result, text_values
 from engine.queue_table import BatchColumn, BrokenTable, IdKind, Policy, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.refused import named
-from engine.store.connection import Result, StoreConnection
+from engine.store.connection import StoreConnection
 from engine.store.information_schema import facts_of, now_ns
 from engine.store.port import StoreError, Timed, in_parts
 from engine.store.queries import FORMS, TableStatements, statement

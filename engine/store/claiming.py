@@ -27,14 +27,15 @@ from engine.model import (
     Wanted,
     end_with_slot,
 )
+from engine.packets import Result
 from engine.queue_table import IdKind, QueueTable
 from engine.store.batches import Batches, set_aside
 from engine.store.begun import OnePacket
-from engine.store.claim_limits import ClaimLimits
 from engine.store.claim_plan import choose
-from engine.store.connection import OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection
+from engine.store.connection import OWN_CONTEXT, Begun, SessionContext, StoreConnection
 from engine.store.fetch import Fetch, SentBehind
 from engine.store.information_schema import now_ns
+from engine.store.limits.claim import ClaimLimits
 from engine.store.port import StoreError, Timed
 from engine.store.queries import TableStatements, statement, statements_of
 from engine.store.scan import context_of, entries_of
@@ -69,9 +70,8 @@ class Claim:
         self._table, self._wanted, self._slot = table, wanted, slot
         self._limits, self._batches, self._fetch_of = limits, batches, fetch_of
         self._sql = statements_of(table)
-        self._counts = limits.of_groups(wanted)
         (self.context, self._first), *self._others = _locks(table, wanted.values()).items()
-        (self._others[-1][1] if self._others else self._first).extend(self._counts)
+        (self._others[-1][1] if self._others else self._first).extend(limits.of_rows)
 
     def run(self, connection: StoreConnection) -> Timed[ClaimResult]:
         """Carry it out. Raises StoreError, and Unprepared if something has to be made first."""
@@ -81,38 +81,38 @@ class Claim:
             waiting = self._batches.waiting(connection, self._table, found)
             found = {key: entry for key, entry in found.items() if key not in waiting}
         claims, left = self._choose(found, now_at)
-        rows = self._write(connection, claims, waiting, now_at)
+        rows = self._write(connection, claims, waiting)
         return Timed(ClaimResult(claims, rows, left, tuple(waiting)), now_at)
 
     def _lock(self, connection: StoreConnection) -> tuple[int, dict[Key, Entry]]:
         """The server's time, and the rows that can be claimed, locked."""
-        limits, counted = self._limits, len(self._counts)
-        parts = [*limits.before, statement("begin")], limits.locks, [statement("now")], limits.within, self._first
+        limits = self._limits
+        parts = [*limits.before, statement("begin")], limits.locks, [statement("now")], limits.counts, self._first
         results = iter(connection.run([text for part in parts for text in part], self.context))
-        _, of_limits, (now,), counts, locked = (list(islice(results, len(part))) for part in parts)
-        limits.read(of_limits, counts)
+        _, of_limits, (now,), counted, locked = (list(islice(results, len(part))) for part in parts)
         now_at = now_ns(now)
+        limits.read(of_limits, counted, now_at)
         for other_context, locks in self._others:
             locked += connection.run(locks, other_context)
-        found = {entry.key: entry for entry in entries_of(self._sql, *locked[: len(locked) - counted])}
-        limits.read_groups(locked[len(locked) - counted :], found, now_at)
+        rows = len(locked) - len(limits.of_rows)
+        found = {entry.key: entry for entry in entries_of(self._sql, *locked[:rows])}
+        limits.read_rows(locked[rows:], found, now_at)
         return now_at, found
 
     def _choose(self, found: Mapping[Key, Entry], now_at: int) -> tuple[tuple[Claimed, ...], LimitsLeft | None]:
         """Which of the locked messages are claimed, and what is left of the limits behind that."""
         limits = self._limits
         end_ns = partial(end_with_slot, slot=self._slot) if self._table.lease_column is not None else int
-        possible = limits.of_rows(found, self._wanted)
-        places = limits.places(now_at)
-        claims, left_out = choose(self._wanted.values(), possible, now_at, end_ns, places, limits.by_message)
-        return claims, limits.left(now_at, claims, left_out, found)
+        possible = limits.possible(found, self._wanted)
+        claims, left_out = choose(self._wanted.values(), possible, now_at, end_ns, limits.choices)
+        return claims, limits.left(left_out, found)
 
     def _write(
-        self, connection: StoreConnection, claims: Sequence[Claimed], waiting: Collection[Key], now_at: int
+        self, connection: StoreConnection, claims: Sequence[Claimed], waiting: Collection[Key]
     ) -> FetchResult | None:
         deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
         writes = [*self._sql.updates("claim_update", deadlines_ns), *set_aside(self._sql, waiting)]
-        writes += [*self._limits.writes(now_at, len(claims)), statement("commit")]
+        writes += [*self._limits.writes(), statement("commit")]
         if self._fetch_of is None or not claims:
             connection.run(writes)
             return None

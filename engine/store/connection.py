@@ -25,6 +25,7 @@ from engine.packets import (
     HEADER,
     OK,
     PAYLOAD_MAX,
+    Result,
     error_fields,
     frame,
     lenenc_at,
@@ -93,15 +94,6 @@ OWN_CONTEXT = SessionContext()
 MOVING = SessionContext(sql_mode="STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES")
 """For copying rows on the server: a value that does not fit is an error, 0 is an id, and dates that
 another sql_mode accepted are accepted. In UTC, no two instants have the same text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of one statement: its rows as packets, or the number of rows it changed."""
-
-    rows: list[bytes]
-    affected: int = 0
-    warnings: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from functools import partial
 from typing import NamedTuple
 
 from engine.model import Delivery, FetchResult, Key, RowFormat
+from engine.packets import Result
 from engine.queue_table import QueueTable
 from engine.quoting import quoted
-from engine.store.connection import Begun, Result, SessionContext, StoreConnection
+from engine.store.connection import Begun, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.pymysql_adapter import COMMAND

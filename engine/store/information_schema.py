@@ -15,9 +15,9 @@ from engine.catalog.directives import is_marked
 from engine.catalog.own_tables import OWN_TABLES
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts
 from engine.model import TableId
-from engine.packets import text_values
+from engine.packets import Result, text_values
 from engine.quoting import text_literal
-from engine.store.connection import Result, StoreConnection
+from engine.store.connection import StoreConnection
 from engine.store.partition_plan import Partition, is_by_time
 from engine.store.port import Listing, Timed
 from engine.store.queries import statement

@@ -48,21 +48,22 @@ from engine.model import (
     TableId,
     Wanted,
 )
-from engine.packets import text_values
+from engine.packets import Result, text_values
 from engine.queue_table import BrokenTable, Policy, QueueTable
 from engine.quoting import quoted, text_literal
 from engine.store.acknowledging import AckBatch
 from engine.store.acks import Ack
 from engine.store.batches import Batches
 from engine.store.begun import ConnectionCall, OnePacket
-from engine.store.claim_limits import ClaimLimits
 from engine.store.claiming import Claim, ClaimOfOne, FetchOf
-from engine.store.connection import Result, StoreConnection
+from engine.store.connection import StoreConnection
 from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import Fetch
-from engine.store.group_rates import IdleRates
 from engine.store.group_scan import scan_by_group
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
+from engine.store.limits.claim import ClaimLimits, limits_of
+from engine.store.limits.group_rate import IdleRates
+from engine.store.limits.semaphores import Semaphores, none_exist, shows_no_table
 from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
@@ -75,7 +76,6 @@ from engine.store.recent import Recent
 from engine.store.roster import Introduction, RosterConnection
 from engine.store.route import Route
 from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, entries_of, keys_of, scan_slowly
-from engine.store.semaphores import Semaphores, none_exist, shows_no_table
 from engine.store.unlocked import UnlockedLookup
 from engine.store.unprepared import Unprepared
 
@@ -534,9 +534,10 @@ class MySQLStore:
     def _claim(
         self, table: QueueTable, wanted: Sequence[Wanted], slot: int, fetch_of: FetchOf | None
     ) -> Timed[ClaimResult]:
-        semaphores, began_s = self._semaphores.of_claim(table, wanted), time.monotonic()
-        limits = ClaimLimits(table, statements_of(table), self._claim_s.get(table.id, 0.0), semaphores)
-        claim = Claim(table, {want.key: want for want in wanted}, slot, limits, self._batches, fetch_of)
+        began_s, by_key = time.monotonic(), {want.key: want for want in wanted}
+        of_queue = limits_of(table, self._claim_s.get(table.id, 0.0))
+        limits = ClaimLimits([*of_queue, *self._semaphores.of_claim(table, wanted)], by_key)
+        claim = Claim(table, by_key, slot, limits, self._batches, fetch_of)
         with self._pool.connection(claim.context) as connection:
             result = claim.run(connection)
         if claim.fetch is not None:

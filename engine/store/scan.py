@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from engine.model import Entry, Group, Key, Portion, Range, ScanResult, Selection
-from engine.packets import NULL_MARK, text_values
+from engine.packets import NULL_MARK, Result, text_values
 from engine.queue_table import QueueTable
-from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
+from engine.store.connection import OWN_CONTEXT, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.queries import TableStatements, statement

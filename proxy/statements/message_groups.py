@@ -16,8 +16,8 @@ from engine.model import Group, Key
 from engine.queue_table import GroupColumn, IdKind, Policy, QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
-from engine.store.group_rates import group_hash, read_rates
-from engine.store.pace import Pace
+from engine.store.limits.group_rate import group_hash, read_rates
+from engine.store.limits.pace import Pace
 from engine.store.queries import FORMS, TableStatements
 from proxy.session.internal_queries import Context, checked_query, raw_rows
 from proxy.session.queries import sql

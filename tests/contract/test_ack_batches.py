@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from engine.packets import Result
 from engine.store.acknowledging import REFUSALS_MAX, SHORT_BYTES
 from engine.store.acks import Ack
-from engine.store.connection import Begun, Result, StoreConnection
+from engine.store.connection import Begun, StoreConnection
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.port import AckResult, AckUnknownError, StoreError

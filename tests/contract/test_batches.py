@@ -10,8 +10,8 @@ import pytest
 
 from engine.model import NS_PER_S, WAITING_NS, BatchCheck, BatchesChecked, Key, RowFormat, TableId, Wanted
 from engine.queue_table import QueueTable
-from engine.store.memory import Row
 from engine.store.port import StoreError
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     BATCH_COLUMNS,

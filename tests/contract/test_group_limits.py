@@ -9,9 +9,9 @@ import pytest
 
 from engine.model import NS_PER_S, Group, Key, LimitsLeft, Return, RowFormat, Wanted
 from engine.queue_table import GroupColumn, IdKind
-from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.port import StoreError
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     EVEN,

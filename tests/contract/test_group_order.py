@@ -11,8 +11,8 @@ from engine.model import NS_PER_S, Entry, Group, Key, LimitsLeft, Return, RowFor
 from engine.packets import text_values
 from engine.queue_table import GroupColumn, IdKind
 from engine.store.connection import StoreConnection
-from engine.store.memory import Row
 from engine.store.queries import TableStatements
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerName, ServerPool
 from tests.support.stores import GROWING, AnySubject, MemorySubject, ServerSubject, counted_store, kept_subjects
 

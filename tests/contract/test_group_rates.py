@@ -11,11 +11,11 @@ import pytest
 
 from engine.model import NS_PER_S, Group, Key, LimitsLeft, Wanted
 from engine.queue_table import GroupColumn, IdKind, QueueTable
-from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from proxy.embedded.server import EmbeddedServer
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     GROWING,

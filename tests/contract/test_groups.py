@@ -9,7 +9,7 @@ import pytest
 
 from engine.model import NS_PER_S, Arrivals, Entry, Group, GroupScan, Key, Portion, Range, RowFormat, Share, Wanted
 from engine.queue_table import GroupColumn, IdKind
-from engine.store.memory import Row
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import EVEN, GROWING, AnySubject, MemorySubject, ServerSubject, kept_subjects
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from engine.model import NS_PER_S, SLOT_LOCK, SLOTS, Claimed, Key, Return, Wanted
-from engine.store.memory import Row
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import GROWING, AnySubject, MemorySubject, ServerSubject, kept_subjects
 from tests.support.waiting import eventually

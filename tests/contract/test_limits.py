@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from engine.model import NS_PER_S, SLOTS, Key, LimitsLeft, Return, RowFormat, Wanted
-from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.port import StoreError
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     GROWING,

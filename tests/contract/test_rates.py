@@ -9,9 +9,9 @@ import pytest
 
 from engine.model import NS_PER_S, Key, LimitsLeft, TableId, Wanted
 from engine.queue_table import QueueTable
-from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from engine.store.port import Described, StoreError
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     GROWING,

@@ -14,11 +14,11 @@ import pytest
 from engine.catalog.own_tables import SEMAPHORES_TABLE
 from engine.model import NS_PER_S, Group, GroupScan, Key, LimitsLeft, Return, RowFormat, TableId, Wanted
 from engine.queue_table import SEMAPHORES, GroupColumn, IdKind, QueueTable
-from engine.store.memory import Row
+from engine.store.limits.semaphores import NAMES_MAX
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
-from engine.store.semaphores import NAMES_MAX
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     EVEN,

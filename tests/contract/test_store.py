@@ -28,9 +28,9 @@ from engine.model import (
 )
 from engine.queue_table import QueueTable
 from engine.store.acks import Ack
-from engine.store.memory import Row
 from engine.store.port import AckResult, StoreError
 from proxy.embedded.server import EmbeddedServer
+from tests.support.memory_store import Row
 from tests.support.servers import SERVERS, ServerPool
 from tests.support.stores import (
     EVEN,

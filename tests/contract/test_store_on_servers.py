@@ -18,11 +18,12 @@ from pymysql.constants import COMMAND
 
 from engine.catalog.verdict import TableFacts
 from engine.model import NS_PER_S, Delivery, Key, Portion, Return, RowFormat, Share, TableId, Wanted
+from engine.packets import Result
 from engine.queue_table import BrokenTable, QueueTable
 from engine.quoting import text_literal
 from engine.store import information_schema, mysql, roster
 from engine.store.acks import Ack
-from engine.store.connection import Result, StoreConnection
+from engine.store.connection import StoreConnection
 from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.port import AckUnknownError, Origin, Roster, StoreError, Timed

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from engine.model import NS_PER_S, Delivery, Portion, Position, Range, Return, RowFormat, Selection, Share, Wanted
-from engine.packets import text_values
+from engine.packets import Result, text_values
 from engine.queue_table import QueueTable
 from engine.quoting import qualified
 from engine.store.acks import Ack
-from engine.store.connection import OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection
+from engine.store.connection import OWN_CONTEXT, Begun, SessionContext, StoreConnection
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.pool import Pool

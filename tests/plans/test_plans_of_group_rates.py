@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.model import NS_PER_S, Wanted
-from engine.store.group_rates import group_hash
+from engine.store.limits.group_rate import group_hash
 from tests.plans.test_plans import SLACK, Bench, Meter, measured_store
 from tests.plans.test_plans_of_group_limits import COLUMNS, GROUPS, OF_SMALL_GROUPS, OF_THE_LARGE_GROUP, only
 from tests.plans.test_plans_of_groups import FILL

@@ -21,8 +21,8 @@ from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim, FindAbandoned
 from engine.dispatch.instant import Instant
 from engine.model import NS_PER_S, SLOTS, Key, Return
-from engine.store.memory import MemoryStore, Row
 from tests.support.hunting import assert_objects
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
 from tests.support.sampling import examples
 

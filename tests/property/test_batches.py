@@ -22,8 +22,8 @@ from engine.dispatch.effects import Claim
 from engine.dispatch.follow_ups import FollowUps
 from engine.model import NS_PER_S, Key, TableId
 from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step
-from engine.store.memory import MemoryClaim, MemoryStore, Row
 from tests.support.hunting import assert_objects
+from tests.support.memory_store import MemoryClaim, MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
 from tests.support.sampling import examples
 

@@ -43,8 +43,8 @@ from engine.dispatch.subscribers import Subscriber
 from engine.model import ANYTHING, NS_PER_S, Claimed, Entry, FetchResult, Key, Portion, Selection, Share
 from engine.queue_table import OnDisconnect, Policy
 from engine.refused import Refusal
-from engine.store.memory import Row
 from tests.support.hunting import assert_objects
+from tests.support.memory_store import Row
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 from tests.support.sampling import examples
 

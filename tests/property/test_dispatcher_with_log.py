@@ -25,9 +25,9 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.model import NS_PER_S, Delivery, Entry, Key, RowFormat
 from engine.queue_table import Policy
-from engine.store.memory import Row
 from tests.property.test_dispatcher import KEYS, PICK, Play
 from tests.support.hunting import assert_objects
+from tests.support.memory_store import Row
 from tests.support.play import TABLE
 from tests.support.sampling import examples
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.model import Key
-from engine.store import memory
 from engine.store.acks import Ack, Shares, shares
-from engine.store.memory import MemoryStore, Row
 from engine.store.port import Origin
+from tests.support import memory_store
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import queue_table
 
 ORIGIN = Origin(("127.0.0.1", 3306), "a")
@@ -88,6 +88,6 @@ def epochs_are_ignored(batch: Sequence[Ack], locked: Mapping[Key, int | None]) -
 def test_the_play_objects_to_shares_that_are_broken_on_purpose(
     monkeypatch: pytest.MonkeyPatch, broken: object, script: list[tuple[list[Ack], set[Key]]]
 ) -> None:
-    monkeypatch.setattr(memory, "shares", broken)
+    monkeypatch.setattr(memory_store, "shares", broken)
     with pytest.raises(AssertionError):
         play([Row(1, 0, 1, 0)], script)

@@ -23,11 +23,14 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease
 from engine.model import NS_PER_S, Claimed, FetchResult, Group, Key, LimitsLeft, Share, TableId
 from engine.queue_table import Policy
-from engine.store.claim_order import GroupOrder
-from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step
-from engine.store.memory import MemoryClaim, MemoryStore, Row
-from engine.store.pace import Pace
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step
+from engine.store.limits.group_limit import GroupCounts
+from engine.store.limits.group_order import GroupOrder
+from engine.store.limits.group_rate import GroupPaces
+from engine.store.limits.in_flight import InFlight
+from engine.store.limits.pace import Pace
 from tests.support.hunting import assert_objects
+from tests.support.memory_store import MemoryClaim, MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
 from tests.support.sampling import examples
 
@@ -658,9 +661,9 @@ class TheLockIsNotNeeded(Limited):
 class ClaimOfOwnMessages(MemoryClaim):
     """Counts what carries its own slot."""
 
-    def _count(self, rows: Sequence[Row], most: int) -> None:  # type: ignore[override]
+    def _count(self, rows: Collection[Row], most: int) -> InFlight:
         own = [row for row in rows if row.lease_ns is not None and row.lease_ns % 1_000 == self._slot]
-        super()._count(own, most)
+        return super()._count(own, most)
 
 
 class CountedPerProxy(Limited):
@@ -730,9 +733,9 @@ class GroupsReleasedBeforeTheCommit(Grouped):
 class ClaimOfOwnGroups(MemoryClaim):
     """Counts for each group what carries its own slot."""
 
-    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
+    def _count_groups(self, rows: Collection[Row], most: int) -> GroupCounts:
         own = [row for row in rows if row.lease_ns is not None and row.lease_ns % 1_000 == self._slot]
-        super()._count_groups(groups, own)
+        return super()._count_groups(own, most)
 
 
 class GroupsCountedPerProxy(Grouped):
@@ -860,15 +863,16 @@ class TheFirstStaysFirst(Strict):
 class ClaimOfOwnGroupRates(MemoryClaim):
     """Keeps the rates of groups for each slot."""
 
-    def _read_rates(self) -> None:
+    def _read_rates(self, pace: Pace) -> GroupPaces:
         everybody, own = self._store.group_rates, self._table.id
         kept = {group: full_ns for (table, group), full_ns in everybody.items() if table == self._own}
         self._store.group_rates = {(own, group): full_ns for group, full_ns in kept.items()}
-        super()._read_rates()
+        paces = super()._read_rates(pace)
         self._store.group_rates = everybody
+        return paces
 
-    def _write_rates(self, claimed: int) -> None:
-        super()._write_rates(claimed)
+    def _write_rates(self) -> None:
+        super()._write_rates()
         for group, full_ns in (self._paces.written() if self._paces is not None else {}).items():
             self._store.group_rates[self._own, group] = full_ns
 

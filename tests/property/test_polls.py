@@ -19,8 +19,8 @@ from engine.dispatch.effects import Poll, Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.scans import ScanScheduler
 from engine.model import NS_PER_S, Share
-from engine.store.memory import Row
 from tests.support.hunting import assert_objects
+from tests.support.memory_store import Row
 from tests.support.play import EVEN, POLICY, TABLE, Asked, Stage, run_for
 from tests.support.sampling import examples
 

@@ -21,8 +21,8 @@ from engine.dispatch.effects import Claim
 from engine.dispatch.instant import Instant
 from engine.dispatch.semaphore_places import needs_of
 from engine.model import NS_PER_S, Entry, Key, TableId
-from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, SemaphoreCounts, Step
-from engine.store.memory import MemoryClaim, Row
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step
+from engine.store.limits.semaphores import SemaphoreCounts
 from tests.property.test_limits import (
     COUNTED,
     KEYS,
@@ -33,6 +33,7 @@ from tests.property.test_limits import (
     Proxy,
 )
 from tests.support.hunting import assert_objects
+from tests.support.memory_store import MemoryClaim, Row
 from tests.support.play import TABLE, Asked, Stage
 from tests.support.sampling import examples
 

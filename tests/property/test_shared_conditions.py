@@ -20,7 +20,7 @@ from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Entry, Share
-from engine.store.memory import MemoryStore, Row
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import EVEN, POLICY, TABLE, Stage
 from tests.support.sampling import examples
 

@@ -38,8 +38,8 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.model import NS_PER_S, Group, Key, RowFormat, Selection, Share, TableId, Wanted
 from engine.queue_table import BatchColumn, GroupColumn, IdKind, OnDisconnect, Policy, QueueTable
-from engine.store.memory import MemoryStore, Row
 from engine.store.port import StoreError
+from tests.support.memory_store import MemoryStore, Row
 
 TABLE = TableId("test", "messages")
 FORMAT = RowFormat(columns=("id",), binary=False)

@@ -19,10 +19,9 @@ from pymysql.connections import Connection
 from engine.catalog.directives import parse_comment
 from engine.catalog.own_tables import LIMITS_TABLE, OWN_TABLES
 from engine.model import NS_PER_S, Key, Selection, TableId
-from engine.packets import HEADER
+from engine.packets import HEADER, Result
 from engine.queue_table import SEMAPHORES, BatchColumn, GroupColumn, IdKind, Policy, QueueTable
-from engine.store.connection import COM_RESET_CONNECTION, OWN_CONTEXT, Begun, Result, SessionContext, StoreConnection
-from engine.store.memory import MemoryStore, Row
+from engine.store.connection import COM_RESET_CONNECTION, OWN_CONTEXT, Begun, SessionContext, StoreConnection
 from engine.store.mysql import MySQLStore
 from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.pool import Pool
@@ -30,6 +29,7 @@ from engine.store.port import Answer, BegunCall, Origin, Store
 from engine.store.queries import statement
 from proxy.embedded.server import EmbeddedServer
 from proxy.session.queries import sql as client_sql
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.servers import ServerPool, connect, server_named
 from tests.support.waiting import eventually
 

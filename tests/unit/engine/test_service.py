@@ -15,8 +15,8 @@ from engine.model import Entry, Group, Key, TableId
 from engine.queue_table import BrokenTable, QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.store.memory import MemoryStore, Row
 from engine.store.port import Described, StoreError, Timed
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import FORMAT, POLICY, TABLE, queue_table
 
 NOW_NS = 10**18

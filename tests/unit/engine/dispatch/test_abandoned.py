@@ -11,7 +11,7 @@ from engine.dispatch.effects import Claim, FindAbandoned
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S
 from engine.queue_table import OnDisconnect, Policy
-from engine.store.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.play import POLICY, Stage
 
 HOUR_NS = 3_600 * NS_PER_S

@@ -10,7 +10,7 @@ from engine.dispatch.effects import Cause, Claim, Scan
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Key, Share
-from engine.store.memory import MemoryStore, Row
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import EVEN, POLICY, TABLE, Stage
 
 GRACE_NS = Limits().share_grace_ns

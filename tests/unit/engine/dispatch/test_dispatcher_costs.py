@@ -22,7 +22,7 @@ from engine.dispatch.subscribers import Subscription
 from engine.model import NS_PER_S, Claimed, Entry, FetchResult, ScanResult, TableId
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.store.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.play import FORMAT, POLICY, queue_table
 
 COUNTS = (10, 1_000, 5_000)

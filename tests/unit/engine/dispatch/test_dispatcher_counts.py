@@ -13,7 +13,7 @@ import pytest
 from engine.dispatch.effects import Cause, Claim, Fetch, Scan
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Entry
-from engine.store.memory import Row
+from tests.support.memory_store import Row
 from tests.support.play import EVEN, FORMAT, POLICY, TABLE, Stage
 
 DUE = Entry(7, 0, 0, 0)

@@ -14,7 +14,7 @@ import pytest
 from engine.dispatch.dispatcher import Dispatcher
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Share
-from engine.store.memory import MemoryStore, Row
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import EVEN, POLICY, TABLE, Stage
 
 ROUNDS = 100

@@ -10,7 +10,7 @@ import pytest
 from engine.dispatch.effects import Cause, Claim, MoveDeadLetters, Scan
 from engine.dispatch.limits import Limits
 from engine.model import ANYTHING, NS_PER_S, Entry, Selection
-from engine.store.memory import Row
+from tests.support.memory_store import Row
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 
 WITH_DEAD_LETTERS = replace(POLICY, max_attempts=2, dead_letter=(None, DEAD_LETTERS.name))

@@ -9,7 +9,7 @@ import pytest
 from engine.dispatch.effects import Poll, Scan
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Share
-from engine.store.memory import Row
+from tests.support.memory_store import Row
 from tests.support.play import POLICY, TABLE, Asked, Stage, run_for
 
 

@@ -10,7 +10,7 @@ from engine.dispatch.effects import Cause, Claim, Lookup
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, SLOTS, Entry, Group
 from engine.queue_table import Policy
-from engine.store.memory import Row
+from tests.support.memory_store import Row
 from tests.support.play import POLICY, TABLE, Stage, received, run_for
 
 MOST = 2

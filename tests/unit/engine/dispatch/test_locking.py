@@ -12,7 +12,7 @@ from engine.dispatch.effects import Cause, Claim, Lock, Release, Scan
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Entry
 from engine.queue_table import OnDisconnect
-from engine.store.memory import Row
+from tests.support.memory_store import Row
 from tests.support.play import DEAD_LETTERS, EVEN, POLICY, TABLE, Asked, Stage
 
 

@@ -12,7 +12,7 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.other_shares import OtherShares
 from engine.dispatch.scan_position import ScanPosition
 from engine.model import NS_PER_S, Entry, Portion, Position, ScanResult, Share, id_hash
-from engine.store.memory import MemoryStore, Row
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Stage
 
 GRACE_NS = Limits().share_grace_ns

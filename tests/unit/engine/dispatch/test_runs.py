@@ -9,8 +9,8 @@ import pytest
 
 from engine.dispatch.effects import Claim, Release
 from engine.model import NS_PER_S, Group, Key
-from engine.store.claim_order import checks, in_order
-from engine.store.memory import Row
+from engine.store.limits.group_order import checks, in_order
+from tests.support.memory_store import Row
 from tests.support.play import POLICY, TABLE, Stage
 
 RUN = 4

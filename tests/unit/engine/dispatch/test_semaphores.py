@@ -7,7 +7,7 @@ from dataclasses import replace
 from engine.dispatch.effects import Cause
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, SLOTS, TableId
-from engine.store.memory import Row
+from tests.support.memory_store import Row
 from tests.support.play import POLICY, TABLE, Stage, received, run_for
 
 S = NS_PER_S

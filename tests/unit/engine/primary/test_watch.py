@@ -12,10 +12,10 @@ from typing import Any, ParamSpec, cast
 
 import pytest
 
+from engine.packets import Result
 from engine.primary.election import Decision, Seen, State
 from engine.primary.observation import Observer, of_galera, of_group
 from engine.primary.watch import PrimaryWatch, WatchLimits
-from engine.store.connection import Result
 from engine.store.opening import BackendAddress
 from tests.support.waiting import eventually
 

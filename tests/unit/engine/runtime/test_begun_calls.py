@@ -12,8 +12,8 @@ import pytest
 from engine.model import ClaimResult, Wanted
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings, StoreExecutor
-from engine.store.memory import MemoryStore
 from engine.store.port import StoreError, Timed
+from tests.support.memory_store import MemoryStore
 from tests.support.play import queue_table
 
 NOW_NS = 1_790_000_000 * 10**9

@@ -20,7 +20,7 @@ from engine.runtime.executor import EngineSettings
 from engine.runtime.store_effects import StoreEffects
 from engine.runtime.table_runner import CLAIMS_IN_ONE_TURN, LockAnswer
 from engine.service import Engine
-from engine.store.memory import MemoryStore, Row
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import FORMAT, POLICY, TABLE, queue_table
 
 CLIENTS = 20

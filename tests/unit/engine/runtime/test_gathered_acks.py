@@ -19,8 +19,8 @@ from engine.runtime import gathered_acks
 from engine.runtime.executor import EngineSettings, StoreExecutor
 from engine.runtime.gathered_acks import GatheredAcks, Reports
 from engine.store.acks import Ack
-from engine.store.memory import Failure, MemoryStore, Row
 from engine.store.port import AckResult, AckUnknownError, Origin, StoreError, Timed
+from tests.support.memory_store import Failure, MemoryStore, Row
 from tests.support.play import queue_table
 
 HERE = Origin(("127.0.0.1", 3306), "here")

@@ -15,8 +15,8 @@ from engine.queue_table import BrokenTable, QueueTable
 from engine.runtime.executor import EngineSettings, StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites
 from engine.runtime.queues import TEXTS_MAX, Listener, Queues, UnusableQueue
-from engine.store.memory import MemoryStore
 from engine.store.port import Described, Listing, StoreError, Timed
+from tests.support.memory_store import MemoryStore
 from tests.support.play import queue_table
 
 QUEUE = queue_table()

@@ -13,8 +13,8 @@ import pytest
 from engine.runtime.call_threads import CallThreads
 from engine.runtime.executor import EngineSettings, StoreExecutor
 from engine.runtime.roster import RosterWatch
-from engine.store.memory import MemoryStore
 from engine.store.port import Roster, Timed
+from tests.support.memory_store import MemoryStore
 
 NOW_NS = 10**18
 SEEN = Roster(3, frozenset({4}))

@@ -18,7 +18,7 @@ from engine.dispatch.limits import Limits
 from engine.model import TableId
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.store.memory import MemoryStore, Row
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import FORMAT, TABLE, queue_table
 
 OTHER = TableId("test", "other")

@@ -11,8 +11,8 @@ import pytest
 from engine.model import Return
 from engine.queue_table import QueueTable
 from engine.service import Engine, StreamHandle
-from engine.store.memory import MemoryStore
 from engine.store.port import StoreError, Timed
+from tests.support.memory_store import MemoryStore
 from tests.support.play import FORMAT, TABLE
 from tests.unit.engine.runtime.test_runner_faults import Client, enqueue, running
 

@@ -14,8 +14,8 @@ from engine.model import TableId
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings, StoreExecutor
 from engine.runtime.slow_tables import SlowTables
-from engine.store.memory import MemoryStore
 from engine.store.port import StoreError, Timed
+from tests.support.memory_store import MemoryStore
 from tests.support.play import queue_table
 
 THREADS = 8

@@ -12,8 +12,8 @@ from engine.model import NS_PER_S, Key, TableId
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.store.memory import MemoryStore
 from engine.store.port import Roster, StoreError, Timed
+from tests.support.memory_store import MemoryStore
 from tests.support.play import queue_table
 
 QUEUE = replace(queue_table(), id=TableId("shop", "orders"))

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from engine.model import Entry, Group, Key
-from engine.packets import NULL_MARK
+from engine.packets import NULL_MARK, Result
 from engine.queue_table import GroupColumn, IdKind
-from engine.store.connection import Result
 from engine.store.queries import TableStatements
 from engine.store.scan import entries_of
 from tests.support.play import queue_table

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from engine.model import NS_PER_S
-from engine.store.pace import Pace
+from engine.store.limits.pace import Pace
 
 NOW = 1_000_000 * NS_PER_S
 

@@ -14,12 +14,12 @@ import pytest
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 from engine.store.connection import StoreConnection
-from engine.store.memory import MemoryStore
 from engine.store.pool import Pool
 from engine.store.port import StoreError, Timed
 from engine.store.reach import PAUSE_MAX_S, PAUSE_MIN_S, Reach
 from proxy.server import admin
 from proxy.server.admin import Probe
+from tests.support.memory_store import MemoryStore
 from tests.support.waiting import eventually
 
 REFUSED = StoreError("Connection refused (2003)", code=2003)

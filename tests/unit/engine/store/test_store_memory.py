@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.model import Wanted
-from engine.store.memory import Failure, Row
 from engine.store.port import StoreError
+from tests.support.memory_store import Failure, Row
 from tests.support.stores import MemorySubject
 
 

@@ -22,7 +22,6 @@ from engine.model import NS_PER_S, TableId
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.store.memory import MemoryStore
 from engine.store.reach import Reach
 from engine.store.route import Route
 from proxy.server.access import Access
@@ -37,6 +36,7 @@ from proxy.statements.deliveries import Deliveries
 from proxy.statements.depth import Depth
 from proxy.statements.show import RunningStream
 from proxy.transport.tls import Tls
+from tests.support.memory_store import MemoryStore
 from tests.support.play import queue_table
 
 QUEUES = 600

@@ -23,7 +23,6 @@ from engine.model import NS_PER_S, TableId
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.store.memory import MemoryStore, Row
 from engine.store.reach import Reach
 from engine.store.route import Route
 from proxy.server import queue_metrics
@@ -35,6 +34,7 @@ from proxy.server.queue_metrics import OTHERS, QueueMetrics
 from proxy.settings import load
 from proxy.statements.depth import Depth
 from proxy.transport.tls import Tls
+from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Stage, queue_table
 
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"

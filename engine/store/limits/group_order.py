@@ -9,14 +9,19 @@ cannot be acknowledged.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
-from engine.model import Entry, Group, GroupLeft, Key, Wanted
+from engine.model import Claimed, Entry, Group, GroupLeft, Key, Wanted
+from engine.packets import Result, text_values
+from engine.queue_table import QueueTable
+from engine.store.limits.limit import Choice, Left, Limit, lease_words
+from engine.store.queries import statements_of
 
 
 @dataclass(slots=True)
-class GroupOrder:
+class GroupOrder(Choice):
     """The places of a claim's messages in the strict order of their groups."""
 
     runs: Sequence[Sequence[Key]]
@@ -48,16 +53,19 @@ class GroupOrder:
             self._places.update((key, at) for at, key in enumerate(run[: in_order(run, right)]))
 
     def has_place(self, key: Key) -> bool:
-        """Whether the message is next."""
         return key in self._places and self._places[key] == self._taken[self._run_of[key]]
 
-    def note_taken(self, key: Key) -> None:
-        """The claim takes this message."""
-        self._taken[self._run_of[key]] += 1
+    def note_taken(self, claim: Claimed) -> None:
+        self._taken[self._run_of[claim.key]] += 1
 
-    def left(self, entry: Entry, group: Group) -> GroupLeft | None:
-        """What is left of the group of this message, behind the claim; None: nothing that the claims
-        themselves do not show, or it is in no run."""
+    def leave(self, left: Left) -> None:
+        for entry in left.found.values():
+            if entry.group is not None and (of_group := self._left(entry, entry.group)) is not None:
+                left.groups[entry.group] = of_group
+
+    def _left(self, entry: Entry, group: Group) -> GroupLeft | None:
+        """What is left of the group of this message; None: nothing that the claims themselves do not show, or it is
+        in no run."""
         number = self._run_of.get(entry.key)
         if number is None or self._taken[number]:
             return None
@@ -68,6 +76,50 @@ class GroupOrder:
             return GroupLeft(group, {}, first)
         head = self.wrong[first]
         return None if head is None else GroupLeft(group, {}, head.key, head._replace(group=group))
+
+
+class GroupOrderLimit(Limit):
+    """Reads what the groups of a claim have in flight, and which messages are the next ones."""
+
+    def __init__(self, table: QueueTable) -> None:
+        self._sql = statements_of(table)
+        self._words = {**self._sql.order_words, **lease_words(table)}
+        self._most = table.policy.group_run
+        self._runs: Sequence[Sequence[Key]] = ()
+        """The messages that may be claimed together."""
+
+    @classmethod
+    def of(cls, table: QueueTable, claim_s: float) -> Self | None:
+        """That of a queue; None: its groups are in no strict order."""
+        return cls(table) if table.policy.group_strict else None
+
+    def of_rows(self, wanted: Mapping[Key, Wanted]) -> Sequence[str]:
+        self._runs = runs_of(wanted.values(), self._most)
+        firsts = [run[0] for run in self._runs]
+        statements = self._sql.for_ids("group_holders", firsts, count=len(firsts), **self._words)
+        for place, keys in checks(self._runs).items():
+            statements += self._sql.for_ids("group_heads", keys, count=len(keys), place=place, **self._words)
+        return statements
+
+    def read_rows(self, results: Sequence[Result], found: Mapping[Key, Entry], now_ns: int) -> None:
+        self.choice = order = GroupOrder(self._runs, dict(self._wrong(results[1:])), self._holders(results[:1]))
+        order.note_locked(found)
+
+    def _holders(self, results: Iterable[Result]) -> dict[Key, dict[Key, int]]:
+        """The messages in flight of the groups of these runs, by the first message of each."""
+        holders: dict[Key, dict[Key, int]] = {}
+        for row in (row for result in results for row in result.rows):
+            first, holder, ends = text_values(row)
+            holders.setdefault(self._sql.key(first or b""), {})[self._sql.key(holder or b"")] = int(ends or 0)
+        return holders
+
+    def _wrong(self, results: Iterable[Result]) -> Iterator[tuple[Key, Entry | None]]:
+        """The messages that are not in their place, each with the one that is."""
+        for row in (row for result in results for row in result.rows):
+            raw, head, *numbers = text_values(row)
+            epoch, priority, due_ns = (int(value or 0) for value in numbers)
+            entry = None if head is None else Entry(self._sql.key(head), epoch, priority, due_ns)
+            yield self._sql.key(raw or b""), entry
 
 
 def runs_of(wanted: Iterable[Wanted], most: int) -> list[list[Key]]:

@@ -21,22 +21,23 @@ Names are compared byte by byte, whatever the collation of the column is.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.catalog.directives import parse_comment
 from engine.catalog.verdict import evaluate
 from engine.dispatch.semaphore_places import names_in, needs_of
-from engine.model import ClaimResult, Entry, Key, LimitsLeft, SemaphoreLeft, TableId, Wanted
-from engine.packets import text_values
+from engine.model import Claimed, ClaimResult, Entry, Holder, Key, LimitsLeft, SemaphoreLeft, TableId, Wanted
+from engine.packets import Result, text_values
 from engine.queue_table import SEMAPHORES, BrokenTable, Policy, QueueTable
 from engine.quoting import qualified, quoted, text_literal
-from engine.store.claim_plan import SemaphoreCounts
-from engine.store.connection import Result, StoreConnection
+from engine.store.connection import StoreConnection
 from engine.store.information_schema import facts_of
+from engine.store.limits.limit import Choice, Left, Limit, lease_words
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
-from engine.store.queries import TableStatements, statement
+from engine.store.queries import statement, statements_of
 from engine.store.unprepared import Unprepared
 
 NAMES_MAX = 128
@@ -73,12 +74,11 @@ class Semaphores:
         self._rightful = rightful
         self._users: dict[str, Users] = {}
 
-    def of_claim(self, table: QueueTable, wanted: Iterable[Wanted]) -> ClaimSemaphores | None:
-        """The semaphores of a claim; None if its messages need none."""
+    def of_claim(self, table: QueueTable, wanted: Iterable[Wanted]) -> Sequence[SemaphoreLimit]:
+        """That of a claim; none if the messages of the queue need no semaphores."""
         if table.policy.semaphores is None:
-            return None
-        needs = [needs for want in wanted if (needs := needs_of(want.group))]
-        return ClaimSemaphores(self, table, needs) if needs else None
+            return ()
+        return [SemaphoreLimit(self, table, [needs for want in wanted if (needs := needs_of(want.group))])]
 
     def known(self, db: str) -> Users | None:
         """What is remembered of a database. With a problem, it is for one claim: the next one looks again."""
@@ -113,75 +113,120 @@ class Semaphores:
         self._users[db] = Users(comments, tables, "; ".join(problems) or None, until_s)
 
 
-class ClaimSemaphores:
-    """The semaphores of one claim."""
+@dataclass(slots=True)
+class SemaphoreCounts(Choice):
+    """The semaphores that the messages of a claim need, as the server has shown them under their locks."""
+
+    read: frozenset[str]
+    """Those that were read. A message that needs another one may not be claimed."""
+    capacities: dict[str, int] = field(default_factory=dict)
+    """Those that exist, with the number of their places."""
+    holders: dict[str, dict[Holder, int]] = field(default_factory=dict)
+    """The messages in flight of all queues that hold each of them, and the ends of their leases."""
+    needs: dict[Key, frozenset[str]] = field(default_factory=dict)
+    """What each message of the claim needs."""
+    taken: Counter[str] = field(default_factory=Counter)
+    """How many places of each the claim takes."""
+    _claimed: dict[str, dict[Holder, int]] = field(default_factory=dict)
+    """The messages that the claim takes, as holders."""
+    problem: str | None = None
+    """Why nothing has a place, whatever the capacities are."""
+
+    def has_place(self, key: Key) -> bool:
+        return all(self._has_place(name) for name in self.needs.get(key, ()))
+
+    def note_taken(self, claim: Claimed) -> None:
+        for name in self.needs.get(claim.key, ()):
+            self.taken[name] += 1
+            self._claimed.setdefault(name, {})[None, claim.key] = claim.deadline_ns
+
+    def leave(self, left: Left) -> None:
+        left.semaphores = tuple(
+            SemaphoreLeft(name, self.capacities.get(name), self._holders_if_full(name)) for name in self.read
+        )
+        left.problem = self.problem
+
+    def _holders_if_full(self, name: str) -> Mapping[Holder, int]:
+        holders = {**self.holders.get(name, {}), **self._claimed.get(name, {})}
+        return holders if len(holders) >= self.capacities.get(name, 0) else {}
+
+    def _has_place(self, name: str) -> bool:
+        held = len(self.holders.get(name, ())) + self.taken[name]
+        return held < self.capacities.get(name, 0)
+
+
+class SemaphoreLimit(Limit):
+    """The semaphores that the messages of one claim need."""
+
+    choice: SemaphoreCounts | None = None
 
     def __init__(self, memory: Semaphores, table: QueueTable, needs: Sequence[frozenset[str]]) -> None:
-        """`needs`: those of each message, in the order of their claim."""
+        """`needs`: those of each message that needs some, in the order of their claim."""
         self._memory = memory
         self._table = table
-        names = set(needs[0])
-        for more in needs[1:]:
-            if len(names | more) <= NAMES_MAX:
+        names: set[str] = set()
+        for more in needs:
+            if not names or len(names | more) <= NAMES_MAX:
                 names |= more
         self._names = sorted(names)
-        self._known = memory.known(table.id.db)
+        self._known = memory.known(table.id.db) if names else None
         self._comments: Mapping[TableId, str] = {}
-        self.counts = SemaphoreCounts(frozenset())
-        """What was found."""
 
     @property
-    def locks(self) -> list[str]:
-        """The statement that locks their rows."""
+    def locks(self) -> Sequence[str]:
+        if not self._names:
+            return ()
         names = ", ".join(map(text_literal, self._names))
         return [statement("semaphore_lock", semaphores=qualified(self._table.semaphores), names=names)]
 
     @property
-    def within(self) -> list[str]:
-        """Behind it, in the transaction."""
-        return [
-            statement("semaphore_tables", db=text_literal(self._table.id.db)),
-            *self._of_holders(self._tables(self._known)),
-        ]
+    def counts(self) -> Sequence[str]:
+        if not self._names:
+            return ()
+        comments = statement("semaphore_tables", db=text_literal(self._table.id.db))
+        return [comments, *(holders_statement(table, self._names) for table in self._tables.values())]
 
-    def read(self, locked: Result, within: Sequence[Result]) -> None:
-        """Take the results of `locks` and `within`."""
-        self.counts = counts = SemaphoreCounts(frozenset(self._names))
-        comments, *holders = within
-        for name, capacity in map(text_values, locked.rows):
+    def read(self, locked: Sequence[Result], counted: Sequence[Result], now_ns: int) -> None:
+        if not self._names:
+            return
+        self.choice = counts = SemaphoreCounts(frozenset(self._names))
+        comments, *holders = counted
+        for name, capacity in map(text_values, locked[0].rows):
             counts.capacities[(name or b"").decode()] = int(capacity or 0)
         self._comments = {
             TableId(self._table.id.db, (name or b"").decode()): text
             for name, comment in map(text_values, comments.rows)
             if _uses_semaphores(text := (comment or b"").decode())
         }
-        self._read_holders(self._tables(self._known), holders)
+        for table, result in zip(self._tables.values(), holders, strict=True):
+            self._read_holders(counts, table, result)
 
-    def of_rows(self, found: Mapping[Key, Entry]) -> None:
-        """Note what the locked messages need. Raises UnknownUsers if other queues than the known ones may have
-        holders."""
+    def _read_holders(self, counts: SemaphoreCounts, table: QueueTable, result: Result) -> None:
+        sql = statements_of(table)
+        place = None if table.id == self._table.id else table.id
+        for raw, needs, ends in map(text_values, result.rows):
+            for name in names_in((needs or b"").decode()):
+                counts.holders.setdefault(name, {})[place, sql.key(raw or b"")] = int(ends or 0)
+
+    def possible(self, found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]) -> Mapping[Key, Entry]:
+        """Raises UnknownUsers if other queues than the known ones may have holders."""
+        if self.choice is not None:
+            self._note_needs(self.choice, found)
+        return unchanged(found, wanted)
+
+    def _note_needs(self, counts: SemaphoreCounts, found: Mapping[Key, Entry]) -> None:
         users = self._known
         if users is None or users.comments != self._comments:
             raise UnknownUsers(self._memory, self._table.id.db, self._comments)
         if users.problem is not None:
-            self.counts.capacities = dict.fromkeys(self._names, 0)
-            self.counts.problem = f"messages of {self._table.id} that need semaphores wait: {users.problem}"
-        self.counts.needs = {key: needs_of(entry.group) for key, entry in found.items()}
+            counts.capacities = dict.fromkeys(self._names, 0)
+            counts.problem = f"messages of {self._table.id} that need semaphores wait: {users.problem}"
+        counts.needs = {key: needs_of(entry.group) for key, entry in found.items()}
 
-    def _tables(self, users: Users | None) -> Mapping[TableId, QueueTable]:
+    @property
+    def _tables(self) -> Mapping[TableId, QueueTable]:
         """The queues that may have holders, as far as they are known."""
-        return {**(users.tables if users is not None else {}), self._table.id: self._table}
-
-    def _of_holders(self, tables: Mapping[TableId, QueueTable]) -> list[str]:
-        return [holders_statement(table, self._names) for table in tables.values()]
-
-    def _read_holders(self, tables: Mapping[TableId, QueueTable], results: Sequence[Result]) -> None:
-        for table, result in zip(tables.values(), results, strict=True):
-            sql = TableStatements(table)
-            place = None if table.id == self._table.id else table.id
-            for raw, needs, ends in map(text_values, result.rows):
-                for name in names_in((needs or b"").decode()):
-                    self.counts.holders.setdefault(name, {})[place, sql.key(raw or b"")] = int(ends or 0)
+        return {**(self._known.tables if self._known is not None else {}), self._table.id: self._table}
 
 
 class UnknownUsers(Unprepared):
@@ -196,16 +241,21 @@ class UnknownUsers(Unprepared):
         self._memory.describe(connection, self._db, self._comments)
 
 
+def unchanged(found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]) -> dict[Key, Entry]:
+    """Those of the locked messages that need the same semaphores as when they were scanned. The claim has
+    locked the rows of these; the other messages have to be scanned again."""
+    return {key: entry for key, entry in found.items() if needs_of(entry.group) == needs_of(wanted[key].group)}
+
+
 def holders_statement(table: QueueTable, names: Iterable[str]) -> str:
     """The statement that reads the messages in flight of a queue that hold some of these semaphores. It may
     return others, whose needs contain the text of a name."""
     column = quoted(table.group_columns[-1].name)
     needs = f"CAST(CONVERT({column} USING utf8mb4) AS BINARY)"
-    words = {"lease": quoted(table.lease_column or ""), "lease_index": quoted(table.lease_index or "")}
     sought = list(names)
     named = " OR ".join(f"LOCATE(x'{name.encode().hex()}', {needs}) > 0" for name in sought)
     named = named if len(sought) <= SOUGHT_MAX else "TRUE"
-    return TableStatements(table)("semaphore_holders", column=column, needs=needs, named=named, **words)
+    return statements_of(table)("semaphore_holders", column=column, needs=needs, named=named, **lease_words(table))
 
 
 def none_exist(wanted: Iterable[Wanted]) -> ClaimResult:

@@ -15,7 +15,6 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from engine.dispatch.semaphore_places import needs_of
-from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
 from engine.model import (
     ANYTHING,
     SLOTS,
@@ -46,19 +45,16 @@ from engine.model import (
 )
 from engine.queue_table import BrokenTable, Policy, QueueTable
 from engine.store.acks import Ack, shares
-from engine.store.claim_order import GroupOrder, checks, runs_of
-from engine.store.claim_plan import (
-    FIRST_PACKET,
-    SECOND_PACKET,
-    GroupCounts,
-    GroupPaces,
-    SemaphoreCounts,
-    Step,
-    choose,
-    groups_left,
-    unchanged,
-)
-from engine.store.pace import Pace
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step, choose
+from engine.store.limits.claim import left_behind
+from engine.store.limits.group_limit import GroupCounts
+from engine.store.limits.group_order import GroupOrder, checks, runs_of
+from engine.store.limits.group_rate import GroupPaces
+from engine.store.limits.in_flight import InFlight
+from engine.store.limits.limit import Choice, burst_of
+from engine.store.limits.of_queue import Rate
+from engine.store.limits.pace import Pace
+from engine.store.limits.semaphores import SemaphoreCounts, unchanged
 from engine.store.port import (
     LOCK_WAIT_TIMEOUT,
     AckResult,
@@ -561,25 +557,16 @@ class MemoryClaim:
         self.result = ClaimResult((), None)
         self._store, self._table, self._slot = store, table, slot
         self._wanted = {want.key: want for want in wanted}
-        policy = table.policy
-        self._most = policy.max_in_flight
-        burst_s = BURST_S + min(store.claim_s, CLAIM_MAX_S)
-        self._pace = None if policy.max_rate is None else Pace(policy.max_rate, burst_s)
-        self._strict = policy.group_strict
-        self._group_most = None if self._strict else policy.group_limit
-        self._groups: GroupCounts | GroupOrder | None = None
-        self._group_pace = None if policy.group_rate is None else Pace(policy.group_rate, burst_s)
-        self._paces: GroupPaces | None = None
+        self._policy = policy = table.policy
         needs = set() if policy.semaphores is None else {needs for want in wanted for needs in needs_of(want.group)}
         self._names = sorted(needs)
         """The semaphores that its messages need."""
+        self._burst_s = burst_of(store.claim_s)
+        self._choices: list[Choice] = []
+        self._rate: Rate | None = None
+        self._paces: GroupPaces | None = None
         self._semaphores: SemaphoreCounts | None = None
-        self._limited = policy.limited
-        self._full_ns: int | None = None
         self._capacities: dict[str, int] = {}
-        self._paced_until_ns: int | None = None
-        self._places: int | None = None
-        self._free_ns: int | None = None
         self._now_ns = store.now_ns
         self._locked: dict[Key, Row] = {}
         self._written: dict[Key, Row] = {}
@@ -590,7 +577,7 @@ class MemoryClaim:
         """The rows of the limits that it has to lock. A semaphore that does not exist has none."""
         named = ((self._table.id.db, name) for name in self._names)
         rows = [place for place in named if place in self._store.semaphores]
-        return [*([self._table.id] if self._limited else []), *rows]
+        return [*([self._table.id] if self._policy.limited else []), *rows]
 
     @property
     def waits(self) -> bool:
@@ -606,23 +593,22 @@ class MemoryClaim:
                     raise StoreError("Lock wait timeout exceeded", code=LOCK_WAIT_TIMEOUT)
                 self._store.limit_locks |= dict.fromkeys(self.limit_rows, self)
                 self._now_ns = self._store.now_ns
-                self._full_ns = self._store.rates.get(self._table.id)
                 self._capacities = self._read_capacities()
+                if self._policy.max_rate is not None:
+                    pace = Pace(self._policy.max_rate, self._burst_s)
+                    self._rate = Rate(pace, self._store.rates.get(self._table.id), self._now_ns)
+                    self._choices.append(self._rate)
             case Step.COUNT:
-                if self._most is not None:
-                    self._count(rows.values(), self._most)
+                if self._policy.max_in_flight is not None:
+                    self._choices.append(self._count(rows.values(), self._policy.max_in_flight))
                 if self._names:
                     self._semaphores = self._count_semaphores()
+                    self._choices.append(self._semaphores)
             case Step.LOCK_ROWS:
                 self._locked = {want.key: row for want, row in self._store.claimable(rows, [*self._wanted.values()])}
                 self._store.locked |= self._locked.keys()
             case Step.COUNT_GROUPS:
-                self._read_rates()
-                if self._group_most is not None:
-                    self._groups = GroupCounts(self._group_most)
-                    self._count_groups(self._groups, rows.values())
-                if self._strict:
-                    self._groups = self._order(rows)
+                self._choices += self._choices_of_groups(rows)
             case Step.CHECK_BATCHES if self._table.after_batch is not None:
                 self._waiting = {
                     key
@@ -635,7 +621,7 @@ class MemoryClaim:
                 self._write()
             case Step.COMMIT:
                 rows.update(self._written)
-                self._write_rates(len(self._written) - len(self._waiting))
+                self._write_rates()
                 self._unlock()
             case _:
                 pass
@@ -644,9 +630,18 @@ class MemoryClaim:
         """Its connection ends: its transaction is rolled back, and its locks are released."""
         self._unlock()
 
-    def _count(self, rows: Collection[Row], most: int) -> None:
+    def _choices_of_groups(self, rows: Mapping[Key, Row]) -> Iterator[Choice]:
+        if self._policy.group_rate is not None:
+            self._paces = self._read_rates(Pace(self._policy.group_rate, self._burst_s))
+            yield self._paces
+        if self._policy.group_strict:
+            yield self._order(rows)
+        elif self._policy.group_limit is not None:
+            yield self._count_groups(rows.values(), self._policy.group_limit)
+
+    def _count(self, rows: Collection[Row], most: int) -> InFlight:
         ends = sorted(row.time_next_ns or 0 for row in rows if row.is_in_flight(self._store.now_ns))
-        self._places, self._free_ns = max(0, most - len(ends)), min(ends, default=None)
+        return InFlight(most, len(ends), min(ends, default=None))
 
     def _unchanged(self, found: Mapping[Key, Entry]) -> dict[Key, Entry]:
         return unchanged(found, self._wanted)
@@ -672,8 +667,8 @@ class MemoryClaim:
                 if row.is_in_flight(self._store.now_ns):
                     yield table.id, row
 
-    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
-        numbers: dict[Group, int] = {}
+    def _count_groups(self, rows: Collection[Row], most: int) -> GroupCounts:
+        groups, numbers = GroupCounts(most), dict[Group, int]()
         for row in map(self._store.rows_of(self._table).get, self._wanted):
             if row is not None and row.time_acked_ns is None:
                 groups.numbers[row.key] = numbers.setdefault(row.group, len(numbers))
@@ -682,6 +677,7 @@ class MemoryClaim:
             if row.is_in_flight(self._store.now_ns) and (number := numbers.get(row.group)) is not None:
                 groups.held[number] += 1
                 groups.holders.setdefault(number, {})[row.key] = row.time_next_ns or 0
+        return groups
 
     def _order(self, rows: Mapping[Key, Row]) -> GroupOrder:
         runs = runs_of(self._wanted.values(), self._table.policy.group_run)
@@ -696,20 +692,18 @@ class MemoryClaim:
         now_ns = self._store.now_ns
         return {row.key: row.time_next_ns or 0 for row in rows if row.group == group and row.is_in_flight(now_ns)}
 
-    def _write_rates(self, claimed: int) -> None:
-        if self._pace is not None and claimed:
-            self._store.rates[self._table.id] = self._pace.after(self._full_ns, self._now_ns, claimed)
+    def _write_rates(self) -> None:
+        if self._rate is not None and self._rate.taken:
+            self._store.rates[self._table.id] = self._rate.written_ns
         for group, full_ns in (self._paces.written() if self._paces is not None else {}).items():
             self._store.group_rates[self._table.id, group] = full_ns
 
-    def _read_rates(self) -> None:
-        if self._group_pace is None:
-            return
+    def _read_rates(self, pace: Pace) -> GroupPaces:
         kept: dict[tuple[TableId, Hashable], int] = self._store.group_rates
-        groups: dict[Key, Hashable] = {key: row.group for key, row in self._locked.items()}
-        self._paces = paces = GroupPaces(self._group_pace, self._now_ns, groups)
+        paces = GroupPaces(pace, self._now_ns, {key: row.group for key, row in self._locked.items()})
         places = ((group, (self._table.id, group)) for group in paces.groups.values())
         paces.full_ns = {group: kept[place] for group, place in places if place in kept}
+        return paces
 
     def _wrong(self, runs: Sequence[Sequence[Key]], rows: Collection[Row]) -> Iterator[tuple[Key, Entry | None]]:
         """The messages of runs that are not in the place of their group, each with the one that is."""
@@ -728,18 +722,12 @@ class MemoryClaim:
             return deadline_ns if self._table.lease_column is None else end_with_slot(deadline_ns, self._slot)
 
         found = {key: row.entry for key, row in self._locked.items() if key not in self._waiting}
-        counts = self._semaphores
-        if self._table.policy.semaphores is not None:
+        if self._policy.semaphores is not None:
             found = self._unchanged(found)
-            if counts is not None:
-                counts.needs = {key: needs_of(entry.group) for key, entry in found.items()}
+        if self._semaphores is not None:
+            self._semaphores.needs = {key: needs_of(entry.group) for key, entry in found.items()}
         self._written |= {key: replace(self._locked[key], time_next_ns=WAITING_NS) for key in self._waiting}
-        places = self._places
-        if self._pace is not None:
-            paced = self._pace.allowed(self._full_ns, self._now_ns)
-            places = paced if places is None else min(places, paced)
-        by_message = [limit for limit in (self._groups, self._paces, counts) if limit is not None]
-        claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, places, by_message)
+        claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, self._choices)
         for claim in claims:
             lease_ns = None if self._table.lease_column is None else claim.deadline_ns
             self._written[claim.key] = replace(
@@ -747,17 +735,7 @@ class MemoryClaim:
             )
         if self._written.keys() & self._store.unclaimable:
             raise StoreError("a trigger refuses a row", code=1644)
-        left = None
-        if self._limited or counts is not None:
-            ends = [claim.deadline_ns for claim in claims] + ([] if self._free_ns is None else [self._free_ns])
-            free = None if self._places is None else self._places - len(claims)
-            paced_until_ns = None
-            if self._pace is not None:
-                full_ns = self._pace.after(self._full_ns, self._now_ns, len(claims))
-                paced_until_ns = self._pace.ready_ns(full_ns)
-            groups = groups_left(found.values(), self._groups, self._paces)
-            semaphores = () if counts is None else counts.left(claims)
-            left = LimitsLeft(left_out, free, min(ends, default=None), paced_until_ns, groups, semaphores)
+        left = left_behind(self._choices, left_out, found) if self._policy.limited or self._names else None
         self.result = ClaimResult(claims, None, left, tuple(self._waiting))
 
     def _unlock(self) -> None:

@@ -12,17 +12,20 @@ whose time is past are deleted (`IdleRates`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from string import Template
+from typing import Self
 
-from engine.model import NS_PER_S, Key, TableId
-from engine.packets import text_values
+from engine.model import NS_PER_S, Claimed, Entry, GroupLeft, Key, TableId, Wanted
+from engine.packets import Result, text_values
 from engine.queue_table import GroupColumn, IdKind, QueueTable
 from engine.quoting import qualified, quoted, text_literal
-from engine.store.claim_plan import GroupPaces
-from engine.store.connection import Result, StoreConnection
-from engine.store.pace import Pace
-from engine.store.queries import FORMS, TableStatements, statement
+from engine.store.connection import StoreConnection
+from engine.store.limits.limit import Choice, Left, Limit, burst_of
+from engine.store.limits.pace import Pace
+from engine.store.queries import FORMS, statement, statements_of
 from engine.store.recent import Recent
 
 IDLE_NS = 60 * NS_PER_S
@@ -49,34 +52,81 @@ def read_rates(table: QueueTable, groups: Collection[str]) -> str:
     return statement("group_rates_of", groups=", ".join(f"x'{group}'" for group in groups), **_words(table))
 
 
-class ClaimGroupRates:
-    """The rates of the message groups of one claim."""
+@dataclass(slots=True)
+class GroupPaces(Choice):
+    """What `group_rate` leaves to the message groups of a claim."""
 
-    def __init__(self, table: QueueTable, sql: TableStatements, pace: Pace) -> None:
-        self._sql = sql
-        self._pace = pace
+    pace: Pace
+    now_ns: int
+    groups: dict[Key, Hashable] = field(default_factory=dict)
+    """The group of each message of the claim, as the server compares groups. A message without one may not
+    be claimed."""
+    full_ns: dict[Hashable, int] = field(default_factory=dict)
+    """The time that is kept for each group. A group without one has its full rate."""
+    taken: Counter[Hashable] = field(default_factory=Counter)
+    """How many messages of each the claim takes."""
+
+    def has_place(self, key: Key) -> bool:
+        group = self.groups.get(key)
+        return group is not None and self.taken[group] < self.pace.allowed(self.full_ns.get(group), self.now_ns)
+
+    def note_taken(self, claim: Claimed) -> None:
+        self.taken[self.groups[claim.key]] += 1
+
+    def leave(self, left: Left) -> None:
+        for entry in left.found.values():
+            if entry.group is not None and (until_ns := self._until_ns(entry.key)) is not None:
+                of_group = left.groups.get(entry.group) or GroupLeft(entry.group, {})
+                left.groups[entry.group] = of_group._replace(paced_until_ns=until_ns)
+
+    def written(self) -> dict[Hashable, int]:
+        """The times to keep behind the claim."""
+        return {group: self._after(group) for group, taken in self.taken.items() if taken}
+
+    def _until_ns(self, key: Key) -> int | None:
+        """When the rate allows the next message of this message's group, behind the claim; None: now."""
+        group = self.groups.get(key)
+        if group is None:
+            return None
+        after_ns = self._after(group)
+        return None if self.pace.allowed(after_ns, self.now_ns) else self.pace.ready_ns(after_ns)
+
+    def _after(self, group: Hashable) -> int:
+        return self.pace.after(self.full_ns.get(group), self.now_ns, self.taken[group])
+
+
+class GroupRateLimit(Limit):
+    """Reads and writes the times of the groups of one claim."""
+
+    choice: GroupPaces | None = None
+
+    def __init__(self, table: QueueTable, pace: Pace) -> None:
+        self._sql, self._pace = statements_of(table), pace
         self._words = _words(table)
         self._hash = group_hash(table.group_columns)
 
-    def reads(self, keys: Collection[Key]) -> list[str]:
-        """In the transaction, behind the statements that lock these rows."""
-        return self._sql.for_ids("group_rates_read", keys, group_hash=self._hash, **self._words)
+    @classmethod
+    def of(cls, table: QueueTable, claim_s: float) -> Self | None:
+        """That of a queue; None: it has none."""
+        rate = table.policy.group_rate
+        return None if rate is None else cls(table, Pace(rate, burst_of(claim_s)))
 
-    def read(self, results: Sequence[Result], now_ns: int) -> GroupPaces:
-        """Take the results of `reads`."""
-        paces = GroupPaces(self._pace, now_ns)
+    def of_rows(self, wanted: Mapping[Key, Wanted]) -> Sequence[str]:
+        return self._sql.for_ids("group_rates_read", wanted, group_hash=self._hash, **self._words)
+
+    def read_rows(self, results: Sequence[Result], found: Mapping[Key, Entry], now_ns: int) -> None:
+        self.choice = paces = GroupPaces(self._pace, now_ns)
         for row in (row for result in results for row in result.rows):
             raw, group, full_ns = text_values(row)
             digest = (group or b"").decode("ascii")
             paces.groups[self._sql.key(raw or b"")] = digest
             if full_ns is not None:
                 paces.full_ns[digest] = int(full_ns)
-        return paces
 
-    def writes(self, paces: GroupPaces) -> list[str]:
-        """With the claims, in the transaction."""
+    def writes(self) -> Sequence[str]:
+        written = {} if self.choice is None else self.choice.written()
         queue = self._words["queue"]
-        rows = [f"({queue}, x'{group}', {full_ns})" for group, full_ns in sorted(paces.written().items())]
+        rows = [f"({queue}, x'{group}', {full_ns})" for group, full_ns in sorted(written.items(), key=str)]
         return [statement("group_rates_write", rates=self._words["rates"], rows=", ".join(rows))] if rows else []
 
 
