@@ -72,7 +72,7 @@ def choose(
     left_out: list[Key] = []
     for want in wanted:
         if (entry := found.get(want.key)) and want.epoch == entry.epoch:
-            if not all(choice.has_place(want.key) for choice in choices):
+            if choices and not all(choice.has_place(want.key) for choice in choices):
                 left_out.append(want.key)
                 continue
             end = end_ns(now_ns + want.wait_ns)
