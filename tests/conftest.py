@@ -52,6 +52,9 @@ DATABASE_NUMBERS = itertools.count(1)
 
 COMPUTING = ("tests/unit/", "tests/property/")
 """Tests that compute and wait for nobody. A busy machine must not fail them, so their limit is CPU time."""
+FILLING = ("tests/plans/",)
+"""Tests that fill tables with 200,000 rows first, for which a busy machine takes its time."""
+FILLED_S = 300
 CPU_S = examples(120)
 WALL_S = examples(900)
 
@@ -72,7 +75,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
     for item in items:
-        if item.path.relative_to(config.rootpath).as_posix().startswith(COMPUTING):
+        path = item.path.relative_to(config.rootpath).as_posix()
+        if path.startswith(FILLING):
+            item.add_marker(pytest.mark.timeout(FILLED_S))
+        if path.startswith(COMPUTING):
             item.add_marker(pytest.mark.timeout(WALL_S))
             if not item.get_closest_marker("cpu"):
                 item.add_marker(pytest.mark.cpu(CPU_S))

@@ -66,8 +66,8 @@ BREAKS = (
         "plain",
         (
             "engine.store.claiming",
-            '*self._limits.writes(now_at, len(claims)), statement("commit")]',
-            "*self._limits.writes(now_at, len(claims))]",
+            '*self._limits.writes(), statement("commit")]',
+            "*self._limits.writes()]",
         ),
         ("engine.store.claiming", '            statement("commit"),\n        ]', "        ]"),
         ("engine.store.claiming", "_, now, _, locked, update, _ = results", "_, now, _, locked, update = results"),
