@@ -257,3 +257,7 @@ def test_the_extras_that_pip_installs_exist() -> None:
     assert line[:2] == ["pip", "install"]
     assert extras
     assert set(extras) <= project["optional-dependencies"].keys()
+    assert project["scripts"].keys() == COMMANDS.keys()
+    assert "commands" in extras
+    page = (REPOSITORY / "docs" / "spark.md").read_text()
+    assert page.index("```sh\n") + len("```sh\n") == page.index(block.text) < page.index("\n## ")
