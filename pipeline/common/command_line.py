@@ -86,8 +86,6 @@ def spark_options(command: F) -> F:
 
 table_option: Final = click.option("--table", required=True, help="the queue: database.table")
 
-jar_option: Final = click.option("--jar", help=f"the JDBC driver's, unless Spark was given it or it is {DEBIANS_JAR}")
-
 
 def _with(options: Sequence[Callable[[F], F]], command: F) -> F:
     for option in reversed(options):
@@ -123,9 +121,9 @@ def running_spark(
     program: str,
     master: str | None,
     conf: Sequence[tuple[str, str]],
-    jar: str | None = None,
     *,
     jdbc: bool = False,
+    jar: str | None = None,
 ) -> Iterator[SparkSession]:
     """The session that is given, or else a new one, which is stopped afterwards."""
     if given is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -163,11 +163,6 @@ class Table:
     def is_queue(self) -> bool:
         """Whether its comment marks it as a message table and it has a queue's columns."""
         return _MARK.search(self.comment) is not None and self.by_name.keys() >= {"id", *OWN_COLUMNS}
-
-    def schema(self, names: Iterable[str] | None = None) -> t.StructType:
-        """The Spark schema of these columns, or of all."""
-        chosen = self.columns if names is None else [self.by_name[name.casefold()] for name in names]
-        return t.StructType([t.StructField(column.name, column.spark_type, column.nullable) for column in chosen])
 
     @property
     def lease_column(self) -> str | None:

@@ -19,7 +19,7 @@ from pyspark.sql import types as t
 from ..common.table import Column, Table
 from ..endpoint import Endpoint, quoted
 from .cut import PIECE, Cut, Piece
-from .fingerprint import Version
+from .fingerprint import Sums
 from .mapping import Mapped
 from .rules import Rule, rules, shown
 
@@ -50,15 +50,15 @@ class Facts:
         """Their approximate size on the wire."""
         return sum(piece.octets for piece in self.pieces)
 
-    def fingerprint(self, names: Sequence[str], version: Version) -> str:
+    def fingerprint(self, names: Sequence[str], sums: Sums) -> str:
         """A text that is equal for equal rows with equal column names, cut in the same way."""
-        return version.fingerprint(names, [(piece.rows, piece.checksum) for piece in self.pieces])
+        return sums.fingerprint(names, [(piece.rows, piece.checksum) for piece in self.pieces])
 
 
 def read(cut: Cut, mapped: Mapped, table: Table) -> tuple[Facts, list[str]]:
     """Read the data once. Returns the facts, and texts for what does not fit, with examples."""
     stated = rules(mapped, table)
-    aggregates = [f.count(f.lit(1)).alias("rows"), _octets(mapped).alias("octets"), *cut.version.aggregates()]
+    aggregates = [f.count(f.lit(1)).alias("rows"), _octets(mapped).alias("octets"), *cut.sums.aggregates()]
     # Their buffers have a fixed length, so Spark aggregates by hash and does not sort.
     found = cut.frame.groupBy(PIECE).agg(*aggregates, *_counts(stated)).collect()
     facts = Facts(_pieces(found, cut))
@@ -128,9 +128,9 @@ def _octets(mapped: Mapped) -> Expression:
 
 def _pieces(found: Sequence[Row], cut: Cut) -> tuple[Piece, ...]:
     by_number = {row[PIECE]: row for row in found}
-    nothing = cut.version.together([])
+    nothing = cut.sums.together([])
     return tuple(
-        Piece(row["rows"], cut.version.checksum(row), row["octets"], number)
+        Piece(row["rows"], cut.sums.checksum(row), row["octets"], number)
         if (row := by_number.get(number)) is not None
         else Piece(0, nothing, 0, number)
         for number in cut.numbers(by_number)

@@ -14,7 +14,6 @@ from ..common.command_line import (
     Assignment,
     Duration,
     ending,
-    jar_option,
     reporting,
     running_spark,
     spark_options,
@@ -48,14 +47,11 @@ FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".cs
 @click.option("--mode", type=click.Choice(["streaming", "atomic"]), default="streaming", show_default=True)
 @click.option("--max-connections", type=int, default=Settings().max_connections, show_default=True)
 @click.option("--slice-rows", type=click.IntRange(1), default=Settings().slice_rows, show_default=True)
-@click.option(
-    "--rejects", metavar="fail|DIR", default="fail", help="write rows that the server refuses to DIR as Parquet"
-)
+@click.option("--rejects", metavar="DIR", help="write rows that the server refuses to DIR as Parquet")
 @click.option("--rejects-max", type=click.IntRange(1), default=Settings().rejects_max, show_default=True)
 @click.option("--missing", metavar="DIR", help="only write rows of the batch that are not in the queue to DIR")
 @click.option("--list", "list_", is_flag=True, help="only list the queue's batches and queries")
 @click.option("--abandon", "to_abandon", help="a batch that is never finished, or a query whose checkpoint is gone")
-@jar_option
 @spark_options
 @click.pass_obj
 def cli(
@@ -141,10 +137,9 @@ def _run(
     mode: Any,
     max_connections: int,
     slice_rows: int,
-    rejects: str,
+    rejects: str | None,
     rejects_max: int,
     missing: str | None,
-    jar: str | None,
     master: str | None,
     conf: Sequence[tuple[str, str]],
 ) -> tuple[str, int]:
@@ -152,7 +147,7 @@ def _run(
     endpoint = Endpoint.from_url(url, password_file=password_file)
     if len(dict(mapping)) < len(mapping):
         raise PipelineError("--mapping names a column twice")
-    with running_spark(session, PROGRAM, master, conf, jar, jdbc=jar is not None) as spark, reporting() as report:
+    with running_spark(session, PROGRAM, master, conf) as spark, reporting() as report:
         frame = _data(spark, source, format_, dict(options), query)
         common: dict[str, Any] = {
             "batch": batch,
@@ -164,7 +159,7 @@ def _run(
         }
         if missing is not None:
             return said_missing(rows_missing(frame, endpoint, table, missing, **common), missing), 0
-        outcome = enqueue(frame, endpoint, table, rejects=None if rejects == "fail" else rejects, **common)
+        outcome = enqueue(frame, endpoint, table, rejects=rejects, **common)
         return said(outcome), REJECTED if outcome.rejected else 0
 
 

@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from ..common.staging import PLACE, SLICE
-from .fingerprint import ORDER, Checksum, Version
+from .fingerprint import ORDER, Checksum, Sums
 from .mapping import Mapped
 
 PIECES_MAX: Final = 4096
@@ -65,11 +65,11 @@ class ByHash:
 
     file_octets = None
 
-    def __init__(self, mapped: Mapped, version: Version) -> None:
-        self.version: Version = version
-        ordered = mapped.frame.withColumn(ORDER, version.order(mapped.names))
+    def __init__(self, mapped: Mapped, sums: Sums) -> None:
+        self.sums: Sums = sums
+        ordered = mapped.frame.withColumn(ORDER, sums.order(mapped.names))
         bucketed = ordered.withColumn(PIECE, _bucket(f.col(ORDER)))
-        self.frame: DataFrame = version.words(bucketed, mapped.names, None)
+        self.frame: DataFrame = sums.words(bucketed, mapped.names, None)
 
     def numbers(self, found: Iterable[int]) -> Sequence[int]:
         """The numbers of all pieces. `found`: of those that have rows."""
@@ -87,7 +87,7 @@ class ByHash:
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
         """The `count` slices: neighbouring buckets joined."""
         size = PIECES_MAX // count
-        return tuple(_together(self.version, pieces[start : start + size]) for start in range(0, PIECES_MAX, size))
+        return tuple(_together(self.sums, pieces[start : start + size]) for start in range(0, PIECES_MAX, size))
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
         """The rows of the wanted slices, with SLICE, PLACE (from 0 on in each slice) and the words,
@@ -142,15 +142,15 @@ class ByFiles:
     """The cut along the partitions of a scan, and within them by the number of rows: a file may have
     parts of any length that only one task can read."""
 
-    def __init__(self, rows: DataFrame, mapped: Mapped, partitions: int, file_octets: int, version: Version) -> None:
-        self.version: Version = version
+    def __init__(self, rows: DataFrame, mapped: Mapped, partitions: int, file_octets: int, sums: Sums) -> None:
+        self.sums: Sums = sums
         self.file_octets: int = file_octets
         self.partitions = partitions
         # A row's words include its place, so the same rows in another order are other data.
-        number = f.spark_partition_id() * f.lit(ROWS_OF_A_PARTITION) + _chunk(version.chunk_rows)
+        number = f.spark_partition_id() * f.lit(ROWS_OF_A_PARTITION) + _chunk(sums.chunk_rows)
         numbered = rows.withColumn(PLACE, _row()).withColumn(PIECE, number)
-        self.frame: DataFrame = version.words(numbered, mapped.names, PLACE)
-        self._slice_rows = version.chunk_rows
+        self.frame: DataFrame = sums.words(numbered, mapped.names, PLACE)
+        self._slice_rows = sums.chunk_rows
 
     def numbers(self, found: Iterable[int]) -> Sequence[int]:
         """The numbers of all pieces: each partition has at least one."""
@@ -168,10 +168,10 @@ class ByFiles:
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
         """The `count` slices."""
         factor = self._factor(pieces)
-        self._slice_rows = self.version.chunk_rows * factor
+        self._slice_rows = self.sums.chunk_rows * factor
         joined = _joined(pieces, factor)
         assert len(joined) == count  # else the fingerprint would differ
-        return tuple(_together(self.version, some, number) for number, some in joined.items())
+        return tuple(_together(self.sums, some, number) for number, some in joined.items())
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
         """The same. Rows are numbered before partitions are joined. All files are read, whichever
@@ -209,7 +209,7 @@ def _joined(pieces: Sequence[Piece], factor: int) -> dict[int, list[Piece]]:
 Cut = ByHash | ByFiles
 
 
-def by_files(mapped: Mapped, file_octets: int, version: Version) -> ByFiles | None:
+def by_files(mapped: Mapped, file_octets: int, sums: Sums) -> ByFiles | None:
     """The cut into partitions of about `file_octets` bytes of the files; None if the data cannot be
     cut so.
 
@@ -238,7 +238,7 @@ def by_files(mapped: Mapped, file_octets: int, version: Version) -> ByFiles | No
     spark = frame.sparkSession
     session: Any = spark._jsparkSession  # noqa: SLF001
     rows = DataFrame(session.internalCreateDataFrame(cut, frame._jdf.schema(), False), spark)  # noqa: SLF001
-    return ByFiles(rows, mapped, partitions, file_octets, version)
+    return ByFiles(rows, mapped, partitions, file_octets, sums)
 
 
 @contextmanager
@@ -258,11 +258,11 @@ def _set(conf: Any, settings: Mapping[str, int]) -> Iterator[None]:
 # --- both ---
 
 
-def _together(version: Version, pieces: Sequence[Piece], number: int = 0) -> Piece:
+def _together(sums: Sums, pieces: Sequence[Piece], number: int = 0) -> Piece:
     """Several pieces as one."""
     return Piece(
         sum(piece.rows for piece in pieces),
-        version.together(piece.checksum for piece in pieces),
+        sums.together(piece.checksum for piece in pieces),
         sum(piece.octets for piece in pieces),
         number,
     )

@@ -5,18 +5,12 @@ NULL has its own mark, texts and bytes have their length before them, `-0.0` dif
 Each digest makes four words of 64 bits. The checksum of a set of rows is their number and the exact
 sum of each word. Sums do not depend on the order of the rows and, unlike an exclusive or, count a
 row as often as it occurs.
-
-The ledger keeps the *version* with which a batch was begun, and the batch is always compared by
-this version. The first version had a hash that ignores NULLs, combined by exclusive or. The second
-one made a slice of each partition of the files, however long (`cut`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from functools import reduce
-from operator import xor
 from typing import Any, Final
 
 from pyspark.sql import Column as Expression
@@ -35,16 +29,12 @@ WORDS_STAGED: Final = 2
 bits exclude accidents, and rows stay short."""
 
 _PREFIX: Final = "v3:"
-_PREFIX_OF_WHOLE_PARTITIONS: Final = "v2:"
 
 CHUNK_ROWS: Final = 250_000
 """Rows of a partition of files that make a slice: few enough for a transaction, and with 4,096 slices
 a billion."""
-WHOLE: Final = 2**33
-"""More rows than a partition has."""
 
 _LOW: Final = 2**32 - 1
-_U64: Final = 2**64 - 1
 
 Checksum = tuple[int, ...]
 
@@ -53,10 +43,9 @@ ORDER: Final = "ackstream_hash"
 
 
 class Sums:
-    """The version for new batches, and with other arguments the second one."""
+    """The checksums of a batch's rows. `chunk_rows` is part of the data's fingerprint."""
 
-    def __init__(self, prefix: str = _PREFIX, chunk_rows: int = CHUNK_ROWS) -> None:
-        self._prefix = prefix
+    def __init__(self, chunk_rows: int = CHUNK_ROWS) -> None:
         self.chunk_rows = chunk_rows
 
     _names: Final = tuple(f"ackstream_word{number}" for number in range(WORDS))
@@ -115,60 +104,7 @@ class Sums:
 
     def fingerprint(self, names: Sequence[str], pieces: Sequence[tuple[int, Checksum]]) -> str:
         """The fingerprint of the whole data, from the rows and the checksum of each piece."""
-        return (self._prefix + _sha256((tuple(names), list(pieces))))[:FINGERPRINT_CHARACTERS]
-
-
-class Xor:
-    """The first version, for batches that were begun with it. Its methods do what those of `Sums`
-    do."""
-
-    staged = (ORDER,)
-    chunk_rows = WHOLE
-
-    def order(self, names: Sequence[str]) -> Expression:
-        """The hash is also the checksum's word."""
-        return f.xxhash64(*_columns(names))
-
-    def words(self, frame: DataFrame, names: Sequence[str], place: str | None) -> DataFrame:
-        """If cut by files, the hash includes the place."""
-        return frame if place is None else frame.withColumn(ORDER, f.xxhash64(*_columns(names), place))
-
-    def aggregates(self) -> list[Expression]:
-        """An exclusive or."""
-        return [f.bit_xor(ORDER).alias("checksum")]
-
-    def checksum(self, row: Row) -> Checksum:
-        """Unsigned, as the server computes it."""
-        return (row["checksum"] & _U64,)
-
-    def together(self, checksums: Iterable[Checksum]) -> Checksum:
-        """An exclusive or of exclusive ors."""
-        return (reduce(xor, (word for (word,) in checksums), 0),)
-
-    def aggregates_sql(self) -> str:
-        """The exclusive or on the server."""
-        return f"BIT_XOR({ORDER})"
-
-    def agrees(self, checksum: Checksum, answer: Sequence[Any]) -> bool:
-        """The server's exclusive or of no rows is 0."""
-        return checksum == tuple(answer)
-
-    def fingerprint(self, names: Sequence[str], pieces: Sequence[tuple[int, Checksum]]) -> str:
-        """A SHA-256 without a prefix."""
-        return _sha256((tuple(names), [(rows, checksum) for rows, (checksum,) in pieces]))[:FINGERPRINT_CHARACTERS]
-
-
-Version = Sums | Xor
-"""One way to compute a fingerprint."""
-
-
-def version_of(fingerprint: str | None) -> Version:
-    """The version of a batch's fingerprint; of None, that for new batches."""
-    if fingerprint is None or fingerprint.startswith(_PREFIX):
-        return Sums()
-    if fingerprint.startswith(_PREFIX_OF_WHOLE_PARTITIONS):
-        return Sums(_PREFIX_OF_WHOLE_PARTITIONS, WHOLE)
-    return Xor()
+        return (_PREFIX + _sha256((tuple(names), list(pieces))))[:FINGERPRINT_CHARACTERS]
 
 
 def _columns(names: Sequence[str]) -> list[Expression]:

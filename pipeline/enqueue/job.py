@@ -35,7 +35,7 @@ from .checking import Facts, duplicates, examine, read
 from .cut import ByHash, Cut, by_files, file_octets
 from .direct import Direct
 from .exports import export_rejects, export_slices
-from .fingerprint import version_of
+from .fingerprint import Sums
 from .load import Load, Settings, rows_of, serves, slices_wanted
 from .mapping import Mapped, mapped
 from .staged import Staged
@@ -222,7 +222,7 @@ def _begun(fitting: Mapped, queue: Table, endpoint: Endpoint, work: _Work) -> Lo
         raise PipelineError(f"there is no batch {work.batch!r} of {queue.quoted} (--list shows those that there are)")
     cut, facts = _cut(fitting, queue, known, endpoint, work.settings)
     slices = cut.count(slices_wanted(facts, work.settings), facts.pieces)
-    fingerprint = facts.fingerprint(fitting.names, cut.version)
+    fingerprint = facts.fingerprint(fitting.names, cut.sums)
     new = Batch(work.batch, work.mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
     found = endpoint.run(lambda connection: ledger.begin(connection, new))
     spread_ns = None if work.spread_s is None else round(work.spread_s * NS_PER_S)
@@ -236,21 +236,21 @@ def _cut(
 ) -> tuple[Cut, Facts]:
     """Cut and read the data. A batch that is in the ledger is cut as it was."""
     octets = known.file_octets if known else file_octets(settings.slice_rows, settings.slice_octets)
-    version = version_of(known.fingerprint if known else None)
-    files = None if octets is None else by_files(fitting, octets, version)
+    sums = Sums()
+    files = None if octets is None else by_files(fitting, octets, sums)
     if known and octets is not None and files is None:
         raise PipelineError(
             f"batch {known.name!r} was begun with rows as they came from files, and these come in another way: give"
             " this one another name, or the same data as then"
         )
-    cut: Cut = files or ByHash(fitting, version)
+    cut: Cut = files or ByHash(fitting, sums)
     facts, problems = read(cut, fitting, queue)
     problems += duplicates(fitting, queue, endpoint)
     if problems:
         raise ProblemsError(f"the data does not fit {queue.quoted}; nothing was written", problems)
     cores = fitting.frame.sparkSession.sparkContext.defaultParallelism
     if files and not known and not serves(facts, files.tasks(facts.pieces), settings, cores):
-        cut = ByHash(fitting, version)
+        cut = ByHash(fitting, sums)
         facts, _ = read(cut, fitting, queue)
     return cut, facts
 

@@ -48,7 +48,7 @@ class Staged(Direct):
         super().prepare()
         load = self._load
         kinds = {field.name: _kind(field.dataType) for field in load.mapped.frame.schema}
-        columns = [KEY, *(f"{name} BIGINT NOT NULL" for name in load.cut.version.staged)]
+        columns = [KEY, *(f"{name} BIGINT NOT NULL" for name in load.cut.sums.staged)]
         columns += [f"{quoted(name)} {kinds[name]}" for name in load.mapped.names]
         create = f"CREATE TABLE IF NOT EXISTS {self.staging} ({', '.join(columns)}) ENGINE=InnoDB"
         load.endpoint.run(lambda connection: do(create, connection))
@@ -56,7 +56,7 @@ class Staged(Direct):
     def write(self, wanted: Sequence[int]) -> None:
         """Run the tasks that stage these slices."""
         load = self._load
-        columns = (SLICE, PLACE, *load.cut.version.staged, *load.mapped.names)
+        columns = (SLICE, PLACE, *load.cut.sums.staged, *load.mapped.names)
         self._write(load.sliced(wanted).select([f.col(quoted(name)) for name in columns]), self.staging, columns)
 
     def finish(self, report: Callable[[Progress], None]) -> bool:
@@ -96,15 +96,15 @@ class Staged(Direct):
     def _verify(self, cursor: Any, number: int) -> None:
         """Check that the staged rows of a slice are the data that was checked. Raises JobError, and
         drops the table."""
-        version, expected = self._load.cut.version, self._load.slices[number]
+        sums, expected = self._load.cut.sums, self._load.slices[number]
         try:
-            cursor.execute(f"SELECT COUNT(*), {version.aggregates_sql()} FROM {self.staging} WHERE {within(number)}")
+            cursor.execute(f"SELECT COUNT(*), {sums.aggregates_sql()} FROM {self.staging} WHERE {within(number)}")
             count, *answer = cursor.fetchone()
         except pymysql.ProgrammingError as error:
             if error.args[0] != ER.NO_SUCH_TABLE:
                 raise
             count, answer = None, []
-        if count != expected.rows or not version.agrees(expected.checksum, answer):
+        if count != expected.rows or not sums.agrees(expected.checksum, answer):
             cursor.connection.rollback()
             self._load.ledger.forget_slices(cursor, self._load.batch)
             self._drop(cursor.connection)

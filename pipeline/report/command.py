@@ -12,13 +12,12 @@ from ..common.command_line import (
     Assignment,
     Duration,
     ending,
-    jar_option,
     reporting,
     running_spark,
     spark_options,
     where_options,
 )
-from ..endpoint import Endpoint
+from ..endpoint import DEBIANS_JAR, Endpoint
 from .history import Reading
 from .job import TOP, TOP_LIMIT, WINDOW_S, report
 
@@ -39,7 +38,7 @@ PROGRAM: Final = "ackstream-report"
 @click.option("--top", type=click.IntRange(1, TOP_LIMIT), default=TOP, show_default=True, help="values on the page")
 @click.option("--max-connections", type=click.IntRange(1), default=Reading().max_connections, show_default=True)
 @click.option("--range-rows", type=click.IntRange(1), default=Reading().range_rows, show_default=True)
-@jar_option
+@click.option("--jar", help=f"the JDBC driver's, unless Spark was given it or it is {DEBIANS_JAR}")
 @spark_options
 @click.pass_obj
 def cli(session: SparkSession | None, /, **given: Any) -> None:
@@ -78,7 +77,7 @@ def _run(
     conf: Sequence[tuple[str, str]],
 ) -> str:
     endpoint = Endpoint.from_url(url, password_file=password_file)
-    with running_spark(session, PROGRAM, master, conf, jar, jdbc=True) as spark, reporting() as on_progress:
+    with running_spark(session, PROGRAM, master, conf, jdbc=True, jar=jar) as spark, reporting() as on_progress:
         made = report(
             spark,
             endpoint,

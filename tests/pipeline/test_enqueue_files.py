@@ -17,7 +17,7 @@ from pipeline.enqueue import Mode, Outcome, enqueue
 from pipeline.enqueue.checking import Facts
 from pipeline.enqueue.cut import PIECES_MAX, Piece, by_files
 from pipeline.enqueue.direct import Direct
-from pipeline.enqueue.fingerprint import Sums, version_of
+from pipeline.enqueue.fingerprint import Sums
 from pipeline.enqueue.load import Settings, serves
 from pipeline.enqueue.mapping import Mapped
 from pipeline.enqueue.staged import Staged
@@ -155,17 +155,17 @@ def test_rows_that_came_in_any_other_way_are_not(
     spark: SparkSession, save: Save, change: Callable[[DataFrame], DataFrame]
 ) -> None:
     frame = save(messages(spark)).select("id", "payload")
-    assert by_files(Mapped(frame, ()), 12_800, version_of(None)) is not None
-    assert by_files(Mapped(change(frame), ()), 12_800, version_of(None)) is None
+    assert by_files(Mapped(frame, ()), 12_800, Sums()) is not None
+    assert by_files(Mapped(change(frame), ()), 12_800, Sums()) is None
 
 
 def test_very_many_files_are_put_together_so_that_there_are_not_too_many_slices(
     spark: SparkSession, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mapped = Mapped(save(messages(spark)), ())
-    apart = by_files(mapped, 1_000, version_of(None))
+    apart = by_files(mapped, 1_000, Sums())
     monkeypatch.setattr("pipeline.enqueue.cut.PIECES_MAX", 8)
-    together = by_files(mapped, 1_000, version_of(None))
+    together = by_files(mapped, 1_000, Sums())
     assert apart is not None
     assert apart.partitions > FILES
     assert together is not None
@@ -215,8 +215,7 @@ def test_pieces_that_few_tasks_can_write_do_not_serve() -> None:
 @pytest.fixture
 def chunks_of_300(monkeypatch: pytest.MonkeyPatch) -> None:
     """New batches have slices of so many rows at most."""
-    chunked = partial(Sums, chunk_rows=300)
-    monkeypatch.setattr("pipeline.enqueue.job.version_of", lambda known: chunked())
+    monkeypatch.setattr("pipeline.enqueue.job.Sums", partial(Sums, chunk_rows=300))
 
 
 @pytest.mark.usefixtures("chunks_of_300")

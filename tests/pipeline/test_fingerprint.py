@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
-from pipeline.common.ledger import FINGERPRINT_CHARACTERS
-from pipeline.common.table import Column, Table
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, enqueue
-from pipeline.enqueue.checking import Facts, read
-from pipeline.enqueue.cut import ByHash, by_files
-from pipeline.enqueue.fingerprint import Sums, Version, Xor, version_of
+from pipeline.enqueue.fingerprint import Sums
 from pipeline.enqueue.load import Settings
-from pipeline.enqueue.mapping import Mapped
 from pipeline.errors import PipelineError
 from tests.support.queues import rows, run
 
-OLD_BY_HASH, OLD_BY_FILES = "f7558ccadf624524f13626db9921cf40", "d06c695ccc71232c6a04dac294a8d4f7"
-"""Of `orders` and of the file below, as the first version of the fingerprint had them."""
-
-V2_BY_HASH, V2_BY_FILES = "v2:fdcd5b4de2c11f23defe3e4cfc043", "v2:fbb7b49d1cafee2268aa8c124e2db"
-"""The same of the second version."""
-
 SETTINGS = Settings(slice_rows=100, look_s=0.05)
-OF_NOTHING = Table("d", "m", "", (), ())
 MODES = pytest.mark.parametrize("mode", ["streaming", "atomic"])
-
-
-def fitted(frame: DataFrame) -> Mapped:
-    """A frame for a table of nullable columns that take anything."""
-    return Mapped(
-        frame,
-        tuple(Column(name, "any", "any", True, False, False, False, None, None, None, None) for name in frame.columns),
-    )
-
-
-def known_by(frame: DataFrame, version: Version) -> str:
-    fitting = fitted(frame)
-    facts: Facts = read(ByHash(fitting, version), fitting, OF_NOTHING)[0]
-    return facts.fingerprint(fitting.names, version)
 
 
 def of(spark: SparkSession, types: str, *values: tuple[Any, ...]) -> DataFrame:
@@ -92,28 +64,6 @@ def test_rows_that_differ_have_another_checksum_and_their_order_does_not_count(s
     assert {case for case in DIFFERENT if checksums[case, 0] != checksums[case, 2]} == set()
 
 
-@pytest.fixture
-def orders(spark: SparkSession) -> DataFrame:
-    return spark.range(1000).select(f.format_string("order %d", f.col("id") % 900).alias("payload"))
-
-
-def test_a_batch_is_held_against_the_version_that_it_was_begun_with(
-    spark: SparkSession, orders: DataFrame, tmp_path: Path
-) -> None:
-    assert isinstance(version_of(OLD_BY_HASH), Xor)
-    assert known_by(orders, Xor()) == OLD_BY_HASH
-    new = known_by(orders, version_of(None))
-    assert (type(version_of(new)), len(new)) == (Sums, FINGERPRINT_CHARACTERS)
-    (tmp_path / "a.txt").write_text("".join(f"message {number}\n" for number in range(100)))
-    fitting = fitted(spark.read.text(str(tmp_path)).withColumnRenamed("value", "payload"))
-    assert known_by(orders, version_of(V2_BY_HASH)) == V2_BY_HASH
-    for known in (OLD_BY_FILES, V2_BY_FILES):
-        version = version_of(known)
-        cut = by_files(fitting, 12_800, version)
-        assert cut is not None
-        assert read(cut, fitting, OF_NOTHING)[0].fingerprint(fitting.names, version) == known
-
-
 @pytest.mark.either_server
 @MODES
 @pytest.mark.parametrize(
@@ -132,22 +82,3 @@ def test_a_batch_whose_rows_have_changed_is_refused(
     with pytest.raises(PipelineError, match="was begun with other data"):
         enqueue(of(spark, types, second, second), endpoint, "m", batch="b", mode=mode, settings=SETTINGS)
     assert rows(connection, "SELECT a, b, c FROM m") == [first, first]
-
-
-@pytest.mark.either_server
-@MODES
-def test_a_batch_of_the_first_version_is_finished_and_then_known_again(
-    endpoint: Endpoint, connection: Any, orders: DataFrame, mode: Mode
-) -> None:
-    run(connection, "CREATE QUEUE m (payload VARCHAR(100))")
-    enqueue(orders.limit(0), endpoint, "m", batch="makes the ledger", mode=mode, settings=SETTINGS)
-    run(
-        connection,
-        "INSERT INTO ackstream_batches (queue, batch, mode, fingerprint, slices, messages, begun)"
-        f" VALUES ('m', 'old', '{mode}', '{OLD_BY_HASH}', 16, 1000, 1)",
-    )
-    assert enqueue(orders, endpoint, "m", batch="old", mode=mode, settings=SETTINGS).added
-    assert not enqueue(orders, endpoint, "m", batch="old", mode=mode, settings=SETTINGS).added
-    with pytest.raises(PipelineError, match="was begun with other data"):
-        enqueue(orders.limit(999), endpoint, "m", batch="old", mode=mode, settings=SETTINGS)
-    assert rows(connection, "SELECT COUNT(*), COUNT(DISTINCT payload) FROM m") == [(1000, 900)]

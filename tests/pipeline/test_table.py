@@ -42,11 +42,11 @@ EVERY_TYPE = {
 
 def test_every_type_has_a_spark_type_that_holds_all_of_its_values(endpoint: Endpoint, connection: Any) -> None:
     run(connection, f"CREATE TABLE m ({', '.join(EVERY_TYPE)})")
-    schema = describe(connection, str(endpoint.database), "m").schema()
-    assert {field.name: field.dataType.simpleString() for field in schema} == {
+    columns = describe(connection, str(endpoint.database), "m").columns
+    assert {column.name: column.spark_type.simpleString() for column in columns} == {
         column.split()[0]: spark_type for column, spark_type in EVERY_TYPE.items()
     }
-    assert [field.name for field in schema if not field.nullable] == ["plain", "letters"]
+    assert [column.name for column in columns if not column.nullable] == ["plain", "letters"]
 
 
 def test_what_an_insert_must_name_is_known(endpoint: Endpoint, connection: Any) -> None:
