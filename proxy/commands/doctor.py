@@ -27,16 +27,13 @@ from proxy.commands.servers import addresses, backend_options, settings_of
 from proxy.session.queries import sql
 from proxy.settings import Endpoint, Settings
 from proxy.transport.addresses import beyond_loopback
-from proxy.transport.certificates import days_left
+from proxy.transport.certificates import EXPIRES_SOON_DAYS, days_left, expires
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 """Of the levels, on a terminal with colours."""
 
 AT_ONCE = 250
 """Tables described in one packet."""
-
-EXPIRES_SOON_DAYS = 14
-"""A certificate is a finding when it expires within so many days."""
 
 
 def findings(settings: Settings, address: BackendAddress, store: MySQLStore) -> Iterator[Finding]:
@@ -77,7 +74,7 @@ def client_tls(settings: Settings) -> Finding:
         remedy = "" if local else "--tls-certificate with one that an authority signed"
         return Finding("ok" if local else "warning", about, "self-signed: clients cannot verify the proxy", remedy)
     try:
-        left = days_left(settings.tls_certificate)
+        left = days_left(expires(settings.tls_certificate))
     except (OSError, ValueError) as error:
         return Finding("error", about, f"{settings.tls_certificate} cannot be read: {error}", "mend --tls-certificate")
     renewal = f"renew {settings.tls_certificate}, then send the proxy SIGHUP"

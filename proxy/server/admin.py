@@ -32,7 +32,7 @@ from proxy.server.admin_connections import AdminConnections
 from proxy.server.inspection import PROXIES, Question
 from proxy.server.metrics import exposition
 from proxy.server.overview import History, Overview
-from proxy.server.sources import Sources
+from proxy.server.sources import Problem, Sources
 from proxy.session.queries import sql
 
 PROBE_WAIT_S = 2.0
@@ -54,6 +54,7 @@ NAME_MAX = 64
 ID_MAX = 3_072
 """Characters of an id: what an index can hold."""
 
+UNANSWERED = f"the server has not answered within {PROBE_WAIT_S:g} s"
 DRAINING = "the proxy is being stopped"
 READ_ONLY = "the server is read-only: messages cannot be claimed or acknowledged"
 
@@ -77,9 +78,12 @@ class Probe:
         async with self._reading:
             if clock() >= self._read_only_until_s:
                 try:
-                    ((read_only,),), _ = await self._engine.read(sql("read_only"))
+                    async with asyncio.timeout(PROBE_WAIT_S):
+                        ((read_only,),), _ = await self._engine.read(sql("read_only"))
                 except StoreError as error:
                     return str(error)
+                except TimeoutError:
+                    return UNANSWERED
                 self._read_only, self._read_only_until_s = read_only != "0", clock() + PROBE_LASTS_S
         return READ_ONLY if self._read_only else None
 
@@ -97,7 +101,7 @@ class Probe:
             return running.result()
         if self._engine.counters.store_answers > answers:
             return None
-        return f"the server has not answered within {PROBE_WAIT_S:g} s"
+        return UNANSWERED
 
     async def close(self) -> None:
         """Cancel the query under way."""
@@ -180,14 +184,16 @@ class Admin:
     async def _metrics(self, request: web.Request) -> web.Response:
         families = await self._sources.collected(counted=request.query.get("counted") != "no")
         await self._view(families)
-        return web.Response(body=await exposition(families), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return _compressed(web.Response(body=await exposition(families), headers={"Content-Type": CONTENT_TYPE_LATEST}))
 
     # The pages. With `part=content`, the answer is the part that the script replaces.
 
     async def _page(self, request: web.Request) -> web.Response:
         overview, wanted = await self._overview(), page.Request.of(request.query)
         render = page.content if _is_part(request) else page.document
-        problems, held = await self._sources.problems(), await self._sources.held()
+        unready = await self._sources.unready()
+        problems = [*([Problem(None, unready)] if unready else []), *await self._sources.problems()]
+        held = await self._sources.held()
         return _html(await asyncio.to_thread(render, overview, wanted, problems, held))
 
     async def _queue(self, request: web.Request) -> web.Response:
@@ -195,13 +201,15 @@ class Admin:
         overview, streams = await self._overview(), self._sources.streams()
         inspected = await self._sources.inspect(Question(name))
         content = partial(queue_page.queue_content, overview, inspected, streams, name, show_payload=self._show_payload)
-        return await _answer(request, f"ackstream: {name}", content, queue_page.search_form(name))
+        is_there = inspected.details is not None or bool(inspected.problem)
+        return await _answer(request, f"ackstream: {name}", content, queue_page.search_form(name), is_there=is_there)
 
     async def _message(self, request: web.Request) -> web.Response:
         name, number = _table(request), request.query.get("id", "")[:ID_MAX]
         inspected = await self._sources.inspect(Question(name, number))
         content = partial(queue_page.message_content, inspected, name, number)
-        return await _answer(request, f"ackstream: message of {name}", content, queue_page.search_form(name))
+        title, is_there = f"ackstream: message of {name}", inspected.details is not None or bool(inspected.problem)
+        return await _answer(request, title, content, queue_page.search_form(name), is_there=is_there)
 
     async def _proxies(self, request: web.Request) -> web.Response:
         inspected = await self._sources.inspect(PROXIES)
@@ -211,7 +219,7 @@ class Admin:
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         kind = "text/css" if name.endswith("css") else "text/javascript"
-        return web.Response(text=markup.asset(name), content_type=kind, headers=PAGE_HEADERS)
+        return _compressed(web.Response(text=markup.asset(name), content_type=kind, headers=PAGE_HEADERS))
 
     async def _overview(self) -> Overview:
         return await self._view(await self._sources.collected(counted=True))
@@ -228,13 +236,22 @@ def _is_part(request: web.Request) -> bool:
     return request.query.get("part") == "content"
 
 
-async def _answer(request: web.Request, title: str, render: Callable[[], str], before: str = "") -> web.Response:
+async def _answer(
+    request: web.Request, title: str, render: Callable[[], str], search: str = "", *, is_there: bool = True
+) -> web.Response:
+    """A page, with 404 if it shows that something is not there."""
     content = await asyncio.to_thread(render)
-    return _html(content if _is_part(request) else markup.document(title, content, before))
+    return _html(content if _is_part(request) else markup.document(title, content, search), 200 if is_there else 404)
 
 
-def _html(text: str) -> web.Response:
-    return web.Response(text=text, content_type="text/html", headers=PAGE_HEADERS)
+def _html(text: str, status: int = 200) -> web.Response:
+    return _compressed(web.Response(text=text, status=status, content_type="text/html", headers=PAGE_HEADERS))
+
+
+def _compressed(response: web.Response) -> web.Response:
+    """The response, compressed for clients that take that."""
+    response.enable_compression()
+    return response
 
 
 def _unavailable(status: str, reason: str) -> web.Response:

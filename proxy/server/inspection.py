@@ -20,6 +20,7 @@ from engine.quoting import qualified, quoted, text_literal
 from engine.service import Engine
 from engine.store.port import StoreError
 from engine.store.roster import Introduction
+from proxy.server.markup import duration
 from proxy.session.queries import sql
 from proxy.statements.deliveries import Deliveries, InFlight
 from proxy.statements.depth import EngineCounting
@@ -333,30 +334,45 @@ class Inspector:
 
 
 def settings_of_queue(queue: QueueTable) -> tuple[tuple[str, str], ...]:
-    """The options of a queue, for people; durations in seconds."""
+    """All options of a queue, for people."""
     policy = queue.policy
 
-    def seconds(value_ns: int | None) -> str:
-        return "none" if value_ns is None else f"{value_ns / NS_PER_S:g} s"
+    def time(value_ns: int | None) -> str:
+        return "none" if value_ns is None else duration(value_ns / NS_PER_S)
 
     def or_none(value: object) -> str:
         return "none" if value in (None, 0, ()) else str(value)
 
+    def names(values: Sequence[str] | None) -> str:
+        return ", ".join(values or ()) or "none"
+
     return (
-        ("ACK_WAIT", seconds(policy.ack_wait_ns)),
-        ("MIN_BACKOFF", seconds(policy.min_backoff_ns)),
-        ("MAX_BACKOFF", seconds(policy.max_backoff_ns)),
+        ("ACK_WAIT", time(policy.ack_wait_ns)),
+        ("MIN_BACKOFF", time(policy.min_backoff_ns)),
+        ("MAX_BACKOFF", time(policy.max_backoff_ns)),
         ("MAX_ATTEMPTS", or_none(policy.max_attempts)),
         ("DEAD_LETTER", or_none(queue.dead_letter)),
+        ("DEAD_LETTER_OF", names([str(TableId(db or queue.id.db, name)) for db, name in policy.dead_letter_of])),
         ("MAX_IN_FLIGHT", or_none(policy.max_in_flight)),
         ("MAX_RATE", or_none(policy.max_rate)),
+        ("GROUP_BY", names(policy.group_by)),
+        ("GROUP_ORDER", "strict" if policy.group_strict else "none"),
+        ("GROUP_LIMIT", or_none(policy.group_limit)),
+        ("GROUP_RATE", or_none(policy.group_rate)),
+        ("SEMAPHORES", or_none(policy.semaphores)),
+        ("BATCH_BY", or_none(policy.batch_by)),
+        ("AFTER_BATCH", or_none(policy.after_batch)),
+        ("BATCH_ON_DEAD", "hold" if policy.dead_parts_hold else "fire"),
+        ("REASON", or_none(policy.reason)),
+        ("DELAY_BY", or_none(policy.delay_by)),
+        ("LEASE", or_none(policy.lease)),
+        ("ON_DISCONNECT", policy.on_disconnect.value),
+        ("PAUSED", "yes" if policy.paused else "no"),
+        ("PURGE_AFTER", time(policy.purge_after_ns)),
+        ("POLLER_INTERVAL", time(policy.poller_interval_ns)),
         ("BATCH_SIZE", str(policy.batch_size)),
         ("CACHE_SIZE", str(policy.cache_size)),
-        ("POLLER_INTERVAL", seconds(policy.poller_interval_ns)),
-        ("PURGE_AFTER", seconds(policy.purge_after_ns)),
-        ("ON_DISCONNECT", policy.on_disconnect.name.lower()),
-        ("GROUP_BY", ", ".join(policy.group_by) or "none"),
-        ("PAUSED", "yes" if policy.paused else "no"),
+        ("MESSAGE_COLS", names(policy.message_columns)),
     )
 
 

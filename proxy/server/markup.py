@@ -23,8 +23,8 @@ def asset(name: str) -> str:
     return resources.files(__package__ or "").joinpath(name).read_text("utf-8")
 
 
-def document(title: str, content: str, before: str = "") -> str:
-    """A whole page. `content` is the part that is replaced every few seconds, `before` is not."""
+def document(title: str, content: str, search: str = "") -> str:
+    """A whole page. `content` is the part that is replaced every few seconds; the form `search` is not."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -37,9 +37,9 @@ def document(title: str, content: str, before: str = "") -> str:
 </head>
 <body>
 <header><p class=brand>ackstream</p><nav aria-label="Pages"><a href="/">Queues</a> <a href="/proxies">Proxies</a></nav>
+{search}
 <p id="state" role="status">Updated now</p></header>
 <main>
-{before}
 <div id="content">
 {content}
 </div>

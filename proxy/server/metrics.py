@@ -24,6 +24,7 @@ from proxy.server.listener import Proxy
 from proxy.server.loop_lag import LoopLag
 from proxy.server.queue_metrics import QueueMetrics, add_durations
 from proxy.statements.depth import EngineCounting
+from proxy.transport.certificates import days_left
 
 
 class Families(Collector):
@@ -104,7 +105,11 @@ class ProcessMetrics(Collector):
         reachable = self._reach.reason is None
         stalled_s = max(self._proxy.engine.stalled_s().values(), default=0.0)
         text = "1 if the server took the engine's last new connection"
+        expires = proxy.tls.expires
+        expires_s = float("inf") if expires is None else days_left(expires) * 86_400
+        expiry_text = "Time until the certificate for clients expires; infinite without TLS"
         for name, help_text, value in (
+            ("certificate_expires_seconds", expiry_text, expires_s),
             ("server_reachable", text, reachable),
             (
                 "server_stalled_seconds",

@@ -21,7 +21,7 @@
     const number = ++latest;
     try {
       const answer = await fetch(location.pathname + "?" + query(), { cache: "no-store" });
-      if (!answer.ok) throw new Error(String(answer.status));
+      if (!answer.ok && answer.status !== 404) throw new Error(String(answer.status));
       const text = await answer.text();
       if (number !== latest) return;
       if (text !== shown) replace(text);
@@ -52,6 +52,8 @@
       getSelection().selectAllChildren(button.parentElement.querySelector("pre"));
       state.textContent = "Selected: copy it by the keyboard";
     }
+    button.textContent = state.textContent.split(":")[0];
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
   search?.addEventListener("input", update);
   setInterval(() => { if (!document.hidden) update(); }, EVERY_MS);

@@ -74,14 +74,13 @@ def document(
 ) -> str:
     """The whole page; as `content`."""
     search = escape(request.search, quote=True)
-    before = f"""<h1>Queues</h1>
-<form method="get" role="search">
+    form = f"""<form method="get" role="search">
 <label for="search">Queues whose name contains</label>
 <input id="search" name="search" type="search" value="{search}" autocomplete="off">
 <input name="sort" type="hidden" value="{request.sort}">
 <button>Search</button>
 </form>"""
-    return markup.document("ackstream: queues", content(overview, request, problems, held), before)
+    return markup.document("ackstream: queues", content(overview, request, problems, held), form)
 
 
 def content(
@@ -95,6 +94,7 @@ def content(
         shown.sort(key=lambda queue: -(value(queue) or 0.0))
     return "\n".join(
         [
+            "<h1 id=queues>Queues</h1>",
             _proxy(overview),
             _problems(problems),
             longest_held(held),
@@ -130,6 +130,8 @@ def _problems(problems: Sequence[Problem]) -> str:
 
 
 def _problem(problem: Problem) -> str:
+    if problem.queue is None:
+        return f"<li class=late>{escape(problem.text)}</li>"
     queue = _link((problem.queue.db, problem.queue.name))
     return f"<li>{queue}{' is broken' if problem.is_broken else ''}: {escape(problem.text)}</li>"
 
@@ -169,7 +171,7 @@ def _table(queues: list[QueueState], request: Request) -> str:
     heads += "".join(_head(name, column.title, request) for name, column in COLUMNS.items())
     rows = "".join(map(_row, queues)) or f"<tr><td colspan={len(COLUMNS) + 1}>No queue.</td></tr>"
     return (
-        '<h2 id="queues">Queues</h2><div class=scroll tabindex=0 role=region aria-labelledby=queues>'
+        "<div class=scroll tabindex=0 role=region aria-labelledby=queues>"
         "<table class=numbers>"
         f"<thead><tr>{heads}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
@@ -186,8 +188,9 @@ def _head(name: str, title: str, request: Request) -> str:
 def _row(queue: QueueState) -> str:
     name = _link(queue.name)
     cells = "".join(_cell(column, queue) for column in COLUMNS.values())
-    marks = " <span class=mark>broken</span>" if queue.is_broken else ""
-    marks += "".join(f" <span class=mark>{escape(reason.replace('_', ' '))}</span>" for reason in queue.reasons)
+    reasons = queue.reasons if queue.count("ready") else [reason for reason in queue.reasons if reason == "paused"]
+    names = [*(["broken"] if queue.is_broken else []), *(reason.replace("_", " ") for reason in reasons)]
+    marks = "".join(f" <span class=mark>{escape(name)}</span>" for name in names)
     return f"<tr><th scope=row>{name}{marks}</th>{cells}</tr>"
 
 

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 LIFE: Final = dt.timedelta(days=3650)
 """The same as mysqld's own. No client can verify it, and a client that pins it should keep working."""
+EXPIRES_SOON_DAYS: Final = 14
+"""A certificate that expires within so many days is a problem."""
 RENEWED_BEFORE: Final = dt.timedelta(days=30)
 """It is checked only when the proxy starts."""
 RSA_BITS: Final = 2048
@@ -66,11 +68,14 @@ def rsa_key(directory: Path) -> RsaKey:
     return RsaKey(made)
 
 
-def days_left(path: Path) -> float:
-    """For how many days the first certificate in a PEM file is valid from now. Raises OSError and
-    ValueError."""
-    certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    return (certificate.not_valid_after_utc - now()) / dt.timedelta(days=1)
+def expires(path: Path) -> dt.datetime:
+    """Until when the first certificate in a PEM file is valid. Raises OSError and ValueError."""
+    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+
+
+def days_left(until: dt.datetime) -> float:
+    """For how many days a certificate that is valid until then is valid from now."""
+    return (until - now()) / dt.timedelta(days=1)
 
 
 def _still_good(path: Path) -> bool:

@@ -17,14 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
+import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from proxy.login.relay import TlsPolicy
 from proxy.settings import BadSetting, Settings
 from proxy.transport import certificates
+
+log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 """More than one record holds, so each read takes a whole one."""
@@ -194,6 +199,20 @@ class Tls:
     policy: TlsPolicy
     to_server: ssl.SSLContext
     to_client: ssl.SSLContext | None
+    expires: dt.datetime | None = None
+    """Until when the certificate for clients is valid, as it was last read; None: there is no TLS."""
+
+    @property
+    def expiry_problem(self) -> str | None:
+        """What is wrong with the certificate's end, if it is near or past."""
+        if self.expires is None or (left := certificates.days_left(self.expires)) >= certificates.EXPIRES_SOON_DAYS:
+            return None
+        when = f"expires in {left:.0f} days" if left > 0 else f"expired {-left:.0f} days ago"
+        return f"the certificate for clients {when}: renew it, then send the proxy SIGHUP"
+
+    def _warn(self) -> None:
+        if (problem := self.expiry_problem) is not None:
+            log.warning("%s", problem, extra={"event": "certificate.expires"})
 
     @classmethod
     def of(cls, settings: Settings) -> Tls:
@@ -204,12 +223,16 @@ class Tls:
             verified=settings.backend_ca is not None,
             key=certificates.rsa_key(settings.data_dir) if settings.backend_tls == "always" else None,
         )
-        return cls(policy, server_context(settings), client_context(settings) if settings.tls else None)
+        made = cls(policy, server_context(settings), None)
+        made.reload(settings)
+        return made
 
     def reload(self, settings: Settings) -> None:
         """Use a renewed certificate for new connections. Raises BadSetting and keeps the old one."""
         if settings.tls:
             self.to_client = client_context(settings)
+            self.expires = certificates.expires(_certificate(settings))
+            self._warn()
 
 
 def client_context(settings: Settings) -> ssl.SSLContext:
@@ -224,12 +247,17 @@ def client_context(settings: Settings) -> ssl.SSLContext:
 
 def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
     """Have new connections use our certificate as it is now. Raises BadSetting."""
-    certificate = settings.tls_certificate or certificates.self_signed(settings.data_dir)
+    certificate = _certificate(settings)
     try:
         context.load_cert_chain(certificate, settings.tls_key, password=_no_password)
     except (OSError, ValueError) as error:
         files = f"{certificate}" + (f" with {settings.tls_key}" if settings.tls_key else "")
         raise BadSetting(f"tls_certificate: {files} cannot be used: {error}") from None
+
+
+def _certificate(settings: Settings) -> Path:
+    """The file with our certificate, made if need be. Raises BadSetting."""
+    return settings.tls_certificate or certificates.self_signed(settings.data_dir)
 
 
 def _no_password() -> str:

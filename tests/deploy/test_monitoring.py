@@ -65,6 +65,10 @@ tests:
         values: '0x60'
       - series: 'ackstream_server_stalled_seconds{{instance="a"}}'
         values: '0x10 60+60x50'
+      - series: 'ackstream_certificate_expires_seconds{{instance="a"}}'
+        values: '1000000x60'
+      - series: 'ackstream_certificate_expires_seconds{{instance="b"}}'
+        values: '2000000x60'
       - series: 'ackstream_queue_broken{{db="shop", queue="gone", instance="a"}}'
         values: '1x60'
     promql_expr_test:
@@ -76,6 +80,7 @@ tests:
           - {{labels: '{{alertname="AckstreamDeadLetters", queue="m"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamQueueBroken", queue="gone"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamNoServer"}}', value: 1}}
+          - {{labels: '{{alertname="AckstreamCertificateExpires"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamServerStalls"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamLogNotFollowed"}}', value: 1}}
 """

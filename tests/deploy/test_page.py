@@ -193,6 +193,7 @@ def test_the_page_of_a_queue_leads_to_its_messages_and_copies_sql(filled: Runnin
     async def visit(tab: Tab) -> None:
         assert await tab.evaluate("document.querySelector('#messages + div tbody').rows.length") == 2
         await tab.evaluate("document.querySelector('button.copy').click()")
+        await becomes(tab, "/^(Copied|Selected)$/.test(document.querySelector('button.copy').textContent)")
         await becomes(tab, "/Copied|Selected/.test(document.getElementById('state').textContent)")
         with filled.connect(database="shop") as client:
             run(client, "INSERT INTO orders_dead (epoch) VALUES (5)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import html
 import json
 import re
@@ -137,6 +138,7 @@ def test_a_proxy_is_not_ready_while_its_server_is_read_only(private_proxy: Runni
         eventually(lambda: answer(private_proxy, "/readyz")[0] == 503)
         reason = json.loads(answer(private_proxy, "/readyz")[1])
         assert reason["reasons"] == ["the server is read-only: messages cannot be claimed or acknowledged"]
+        assert reason["reasons"][0].encode() in answer(private_proxy, "/")[1]
         assert answer(private_proxy, "/livez")[0] == answer(private_proxy, "/health")[0] == 200
         cursor.execute("SET GLOBAL read_only = 0")
     eventually(lambda: answer(private_proxy, "/readyz")[0] == 200)
@@ -156,9 +158,20 @@ PATHS = (
 )
 
 
+NOTHING = ("/queue", "/message", "/absent")
+"""They name no queue."""
+
+
+def test_pages_and_metrics_are_compressed_for_who_takes_that(proxy: RunningProxy) -> None:
+    for path in ("/", "/?part=content", "/proxies", "/page.js", "/metrics"):
+        plain, packed = answer(proxy, path)[1], answer(proxy, path, **{"Accept-Encoding": "gzip"})[1]
+        assert packed[:2] == b"\x1f\x8b"
+        assert len(gzip.decompress(packed)) > 0.8 * len(plain) > len(packed)
+
+
 def test_without_a_token_everything_answers_to_names_of_this_machine_alone(proxy: RunningProxy) -> None:
     for path in PATHS:
-        assert answer(proxy, path, Host=f"localhost:{proxy.admin_port}")[0] == 200
+        assert answer(proxy, path, Host=f"localhost:{proxy.admin_port}")[0] == (404 if path in NOTHING else 200)
         status, text = answer(proxy, path, Host="queues.example:9307")
         assert status == 403
         assert b"ssh -L" in text
@@ -225,7 +238,7 @@ def test_with_a_token_all_but_the_probes_requires_it(server: EmbeddedServer, tmp
                 assert answer(proxy, path, scheme="https", **shown)[0] == 401
             for scheme in (f"Bearer {TOKEN}", f"bearer {TOKEN}", basic):
                 status, _ = answer(proxy, path, scheme="https", Authorization=scheme, Host="queues.example")
-                assert status == (404 if path == "/absent" else 200)
+                assert status == (404 if path in NOTHING else 200)
         with pytest.raises(OSError, match=r"RemoteDisconnected|reset|without response"):
             answer(proxy, "/livez")
 
@@ -293,7 +306,8 @@ def test_the_page_of_a_message_shows_its_payload_only_if_that_is_allowed(
 def test_an_id_that_no_message_has_is_said_to_be_absent(
     proxy: RunningProxy, database: str, filled: Any, id_: str
 ) -> None:
-    assert "The queue has no message with this id" in page(proxy, "/message", db=database, name="m", id=id_)
+    status, text = answer(proxy, f"/message?{urllib.parse.urlencode({'db': database, 'name': 'm', 'id': id_})}")
+    assert (status, b"The queue has no message with this id" in text) == (404, True)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +342,8 @@ def test_a_table_that_cannot_be_a_queue_has_its_problems_on_its_page(
     text = page(proxy, "/queue", db=database, name="m")
     eventually(lambda: "vt_ack_wait" in page(proxy, "/queue", db=database, name="m"), timeout_s=20)
     eventually(lambda: "queue.unusable" in page(proxy, "/queue", db=database, name="m"), timeout_s=20)
-    assert "There is no such queue" in page(proxy, "/queue", db=database, name="absent")
+    status, text_of_none = answer(proxy, f"/queue?db={database}&name=absent")
+    assert (status, b"There is no such queue" in text_of_none) == (404, True)
     assert text
 
 

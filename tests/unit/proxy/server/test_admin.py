@@ -27,7 +27,7 @@ from engine.store.route import Route
 from proxy.server.access import Access
 from proxy.server.admin import Admin
 from proxy.server.depths import CountedQueue
-from proxy.server.inspection import Inspected, Question
+from proxy.server.inspection import Inspected, Question, QueueDetails
 from proxy.server.listener import Proxy
 from proxy.server.metrics import ProcessMetrics
 from proxy.server.sources import Sources, first_held, known_problems
@@ -75,8 +75,8 @@ async def admin_port(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
     async def well() -> None: ...
 
-    async def inspect(_: Question) -> Inspected:
-        return Inspected(None)
+    async def inspect(asked: Question) -> Inspected:
+        return Inspected(QueueDetails(asked.table, 0))
 
     problems, held = partial(known_problems, proxy), partial(first_held, Deliveries(engine, lambda: ()))
     sources = Sources(metrics.families, well, well, inspect, lambda: streams, problems, held)

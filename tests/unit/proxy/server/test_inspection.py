@@ -7,12 +7,14 @@ from typing import cast
 
 import pytest
 
+from engine.catalog.directives import OPTIONS
 from engine.service import Engine
 from engine.store.port import Roster, StoreError
 from engine.store.roster import Introduction
-from proxy.server.inspection import PROXIES, Inspected, Inspector
+from proxy.server.inspection import PROXIES, Inspected, Inspector, settings_of_queue
 from proxy.statements.deliveries import Deliveries
 from proxy.statements.proxies import SLOTS_TAKEN
+from tests.support.play import queue_table
 
 NOW_NS = 10**18
 OWN = Introduction("here:3307", "2")
@@ -52,6 +54,12 @@ def answers(engine: StubEngine, visitors: int = 1) -> list[Inspected]:
             inspector.close()
 
     return asyncio.run(ask())
+
+
+def test_the_page_has_all_settings_of_a_queue() -> None:
+    shown = dict(settings_of_queue(queue_table()))
+    assert shown.keys() == OPTIONS.keys()
+    assert (shown["ACK_WAIT"], shown["PAUSED"], shown["MAX_RATE"]) == ("30 s", "no", "none")
 
 
 def test_all_visitors_share_one_reading() -> None:

@@ -139,10 +139,35 @@ def test_queues_are_sorted_and_searched() -> None:
     assert Request.of({"sort": "nonsense"}).sort == "name"
 
 
+def test_the_page_has_one_heading_queues_and_its_search_in_the_header() -> None:
+    text = document(overview(m=1), Request())
+    assert text.count(">Queues</h") == 1
+    assert text.index('id="search"') < text.index("</header>") < text.index("class=facts")
+
+
+def test_an_idle_queue_has_no_mark_but_that_it_is_paused() -> None:
+    held = GaugeMetricFamily("ackstream_queue_held_back", "Held back", labels=[*LABELS, "reason"])
+    for reason in ("no_consumer", "paused"):
+        held.add_metric(["shop", "m", reason], 1)
+    gauge, counter, _, streams = families({"m": 0})
+    shown = content(History().view([gauge, counter, held, streams], 0.0), Request())
+    assert "paused</span>" in shown
+    assert "no consumer" not in shown
+    gauge, counter, _, streams = families({"m": 1})
+    assert "no consumer</span>" in content(History().view([gauge, counter, held, streams], 0.0), Request())
+
+
 def test_what_is_held_back_and_due_is_named() -> None:
     seen = History().view(families({"m": 3, "empty": 0}, paused="m"), 0.0)
     assert ">shop.m</a>: 3 due; the queue is paused: RESUME QUEUE" in content(seen, Request())
     assert ">shop.empty</a>: " not in content(seen, Request())
+
+
+def test_what_is_wrong_with_the_proxy_stands_first_in_its_colour() -> None:
+    reason = "the server takes no connection: (1040) Too many connections"
+    shown = content(overview(m=1), Request(), [Problem(None, reason), Problem(TableId("shop", "m"), "an index")])
+    assert f"<li class=late>{reason}</li>" in shown
+    assert shown.index(reason) < shown.index("an index")
 
 
 def test_what_is_held_for_long_is_named_with_its_holder() -> None:

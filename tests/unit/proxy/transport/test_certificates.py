@@ -15,6 +15,7 @@ from proxy.login.dialogue import encrypt_password
 from proxy.settings import BadSetting, Settings
 from proxy.transport import certificates
 from proxy.transport.tls import Tls, client_context
+from tests.support.certificates import make_certificates
 
 
 def certificate(path: Path) -> x509.Certificate:
@@ -73,3 +74,22 @@ def test_nothing_is_made_that_is_not_needed(tmp_path: Path) -> None:
     assert (tls.to_client, tls.policy.offered, tls.policy.key) == (None, False, None)
     assert not (tmp_path / "data").exists()
     assert Tls.of(Settings(tls=False, backend_tls="always", data_dir=tmp_path / "data")).policy.key is not None
+
+
+@pytest.mark.parametrize(
+    ("days", "when"),
+    [(13, "expires in 13 days"), (-1, "expired 1 days ago"), (15, None)],
+    ids=["soon", "past", "later"],
+)
+def test_a_certificate_that_expires_soon_is_a_problem_and_a_line_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, days: int, when: str | None
+) -> None:
+    made = make_certificates(tmp_path)
+    until = certificates.expires(made.certificate)
+    monkeypatch.setattr(certificates, "now", lambda: until - dt.timedelta(days=days))
+    settings = Settings(tls_certificate=made.certificate, tls_key=made.key, data_dir=tmp_path)
+    tls = Tls.of(settings)
+    assert tls.expires == until
+    assert (tls.expiry_problem or "").startswith(f"the certificate for clients {when}" if when else "")
+    assert bool(tls.expiry_problem) == (when is not None)
+    assert [getattr(record, "event", "") for record in caplog.records] == (["certificate.expires"] if when else [])
