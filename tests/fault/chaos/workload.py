@@ -32,9 +32,6 @@ PAUSE_S = 0.3
 HOLD_S = 7.0
 AHEAD_S = 10
 """Producers are ahead of the consumers by what they insert in so long."""
-TRICKLE = 0.1
-"""The part of that which they insert in each further AHEAD_S, though nobody seems to acknowledge anything: a queue that
-is paused shall grow, and one whose consumers are slow shall not be ahead of them by more than the run can end."""
 UNKNOWN = {1053, 1079, 1158, 1159, 1160, 1161, 1180, 1184, 2013}
 """Errors after which a statement may have been committed."""
 
@@ -80,7 +77,8 @@ class Workload:
         self._numbers = itertools.count(1)
         self._tokens = itertools.count(orders.process * TOKENS_OF_A_PROCESS + 1)
         self.ahead: Counter[str] = Counter()
-        """By queue: how many more messages this process has inserted than acknowledged, of whichever process."""
+        """By queue: how many messages wait, as a producer has counted them last, and what this process has inserted and
+        acknowledged since."""
 
     def number(self) -> str:
         """A name for an operation, a connection or a transaction, unique in the run."""
@@ -212,9 +210,9 @@ class Producer:
             if self._plan.plain_sql:
                 # An UPDATE that waits for a consumer's transaction has locked other messages, which nobody can get.
                 await connection.run("SET SESSION innodb_lock_wait_timeout = 3", "set", "")
+            await self._count(connection)
             for _ in range(draw.randrange(5, 60)):
-                await self._let_consumers_catch_up()
-                if self._load.healed.is_set():
+                if not await self._consumers_caught_up():
                     break
                 began = time.monotonic()
                 inserted = await self._transaction(connection, draw)
@@ -226,15 +224,27 @@ class Producer:
             connection.close(str(failure))
             raise
 
-    async def _let_consumers_catch_up(self) -> None:
-        """Wait while so many messages are waiting that a fault would show itself late."""
-        plan, load = self._plan, self._load
-        most = max(AHEAD_S * self._quota_per_s * plan.producers, 2 * (plan.batch or load.orders.batch))
+    @property
+    def _most(self) -> int:
+        """So many messages may wait. With more, a fault would show itself late, and the run would not end."""
+        plan = self._plan
+        return int(max(AHEAD_S * self._quota_per_s * plan.producers, 2 * (plan.batch or self._load.orders.batch)))
+
+    async def _count(self, connection: Connection) -> None:
+        """Of a process that was killed, nobody knows how far it was ahead."""
+        waiting = f"SELECT 1 FROM {self._plan.name} WHERE time_acked IS NULL LIMIT {self._most}"
+        result = await connection.run(f"SELECT COUNT(*) FROM ({waiting}) AS waiting", "set", "")
+        self._load.ahead[self._plan.name] = int(result.rows[0][0] or 0)
+
+    async def _consumers_caught_up(self) -> bool:
+        """Wait until fewer messages are waiting. Returns False if that takes long, and when producers are to stop."""
         for _ in range(AHEAD_S * 10):
-            if load.ahead[plan.name] < most or load.healed.is_set():
-                return
-            await load.pause(0.1)
-        load.ahead[plan.name] = int(most * (1 - TRICKLE))  # Others have acknowledged them, or nobody can.
+            if self._load.healed.is_set():
+                return False
+            if self._load.ahead[self._plan.name] < self._most:
+                return True
+            await self._load.pause(0.1)
+        return False
 
     async def _transaction(self, connection: Connection, draw: random.Random) -> int:
         fate = draw.random()
