@@ -628,6 +628,20 @@ def test_while_the_server_does_not_answer_the_harness_a_due_message_may_wait(his
     assert history.rules() == []
 
 
+def test_while_a_sample_of_all_queues_takes_long_a_due_message_may_wait(history) -> None:
+    """The machine is busy. One of a single queue is never late."""
+    history.run(1, "insert", [1])
+    history.add(10, "phase", name="healed")
+    for at in range(10, 34, 4):
+        history.add(at, "sample", what="queue", queue=Q, waiting=1, due=1, oldest_us=0)
+        for later in range(1, 8):
+            history.add(at + later / 2, "sample", what="queue", queue="other", waiting=0, due=0, oldest_us=0)
+    history.got(34, 1)
+    history.run(35, "ack", [1])
+    history.row(1)
+    assert history.rules() == []
+
+
 def test_while_another_queue_has_all_places_of_a_semaphore_a_queue_may_wait() -> None:
     history = History(needs=("mail",))
     plan = Plan("other", "", 5, 8, needs=("mail",))

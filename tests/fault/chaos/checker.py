@@ -37,7 +37,7 @@ S = 1_000_000
 MARGIN_US = 5 * S
 """Nothing may wait longer than its wait and this, once the last fault is over."""
 SAMPLE_US = 600_000
-"""On a quiet machine, one sample of a queue follows another after less. More does not count, for no rule may depend on
+"""On a quiet machine, the next sample of all queues begins after less. More does not count, for no rule may depend on
 how busy the machine is."""
 CLOSE_US = 12 * S
 """A client may notice so late that the proxy has ended its stream: it may have been stopped meanwhile."""
@@ -674,7 +674,8 @@ def progress(facts: Facts) -> Iterator[Violation]:
     """Once the last fault is over, no due message waits while its queue delivers nothing, nor any other queue that
     shares its semaphores. Those that a transaction holds, which FOR UPDATE leaves due, do not wait. While the server
     does not answer the harness either, time does not count."""
-    counted = _counted_time([at for at, _ in facts.samples])
+    first = facts.samples[0][1]["queue"] if facts.samples else ""
+    counted = _counted_time([at for at, sample in facts.samples if sample["queue"] == first])
     waiting_since: dict[str, int] = {}
     sharing = [queue for queue, plan in facts.plans.items() if plan.needs]
     shared = sorted(at for queue in sharing for at in facts.arrivals[queue])
