@@ -157,7 +157,9 @@ def _progress(queue: QueueState) -> str:
 def _stuck(queues: list[QueueState]) -> str:
     stuck = [queue for queue in queues if queue.is_stuck]
     if not stuck:
-        return "<h2>Stuck</h2><p>No queue has messages that are due and held back.</p>"
+        known = all(queue.count("ready") is not None or queue.is_broken for queue in queues)
+        text = "No queue has messages that are due and held back." if known else "Some queues are not counted yet."
+        return f"<h2>Stuck</h2><p>{text}</p>"
     items = "".join(
         f"<li>{_link(queue.name)}: {number(queue.count('ready') or 0)} due;"
         f" {escape('; '.join(REASONS[reason][1] for reason in queue.reasons))}</li>"

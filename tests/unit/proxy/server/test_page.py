@@ -163,6 +163,15 @@ def test_what_is_held_back_and_due_is_named() -> None:
     assert ">shop.empty</a>: " not in content(seen, Request())
 
 
+def test_before_the_queues_are_counted_none_is_said_to_be_well() -> None:
+    streams = GaugeMetricFamily("ackstream_queue_streams", "Streams", labels=LABELS)
+    streams.add_metric(["shop", "m"], 0)
+    shown = content(History().view([*families({"other": 1}), streams], 0.0), Request())
+    assert "Some queues are not counted yet." in shown
+    assert "No queue has messages" not in shown
+    assert "No queue has messages" in content(overview(m=1), Request())
+
+
 def test_what_is_wrong_with_the_proxy_stands_first_in_its_colour() -> None:
     reason = "the server takes no connection: (1040) Too many connections"
     shown = content(overview(m=1), Request(), [Problem(None, reason), Problem(TableId("shop", "m"), "an index")])
