@@ -391,9 +391,10 @@ HELD_ROW = re.compile(r"<tr><th scope=row>(?:<a[^>]*>)?([^<]*)(?:</a>)?</th>(.*?
 
 
 def held_rows(proxy: RunningProxy, database: str) -> list[list[str]]:
-    """The rows of who holds what on the page of queue `m`, each with the id first."""
-    text = page(proxy, "/queue", db=database, name="m")
-    section = text.partition('id="held"')[2].partition("</table>")[0]  # The other proxy may not know the queue yet.
+    """The rows of who holds what on the page of queue `m`, each with the id first; none while the proxy does not know
+    the queue."""
+    _, text = answer(proxy, f"/queue?{urllib.parse.urlencode({'db': database, 'name': 'm'})}")
+    section = text.decode().partition('id="held"')[2].partition("</table>")[0]
     return [[id_, *re.sub(r"<td[^>]*>", "", cells).split("</td>")[:-1]] for id_, cells in HELD_ROW.findall(section)]
 
 
