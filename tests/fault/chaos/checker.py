@@ -671,9 +671,10 @@ def sums(facts: Facts, acked: Counter[str]) -> Iterator[Violation]:
 
 
 def progress(facts: Facts) -> Iterator[Violation]:
-    """Once the last fault is over, no due message waits while its queue delivers nothing, nor any other queue that
-    shares its semaphores. Those that a transaction holds, which FOR UPDATE leaves due, do not wait. While the server
-    does not answer the harness either, time does not count."""
+    """Once the last fault is over, and with it the waits of what was delivered before, which may hold all places of a
+    limit, no due message waits while its queue delivers nothing, nor any other queue that shares its semaphores. Those
+    that a transaction holds, which FOR UPDATE leaves due, do not wait. While proxies and server do not answer the
+    harness either, time does not count."""
     first = facts.samples[0][1]["queue"] if facts.samples else ""
     counted = _counted_time([at for at, sample in facts.samples if sample["queue"] == first])
     waiting_since: dict[str, int] = {}
@@ -687,9 +688,9 @@ def progress(facts: Facts) -> Iterator[Violation]:
         since = waiting_since.setdefault(queue, at)
         arrivals = shared if queue in sharing else facts.arrivals[queue]
         place = bisect_right(arrivals, at)
-        waits = counted(at) - counted(max(since, arrivals[place - 1] if place else 0))
-        limit = facts.plans[queue].max_wait_s * S * 4 // 3 + MARGIN_US
-        if waits > MARGIN_US and at - facts.healed > limit:
+        over = facts.healed + int(facts.plans[queue].max_wait_s * S * 4 / 3)
+        waits = counted(at) - counted(max(since, over, arrivals[place - 1] if place else 0))
+        if waits > MARGIN_US:
             text = f"{sample['due']} due messages and no delivery for {waits / S:.1f} s, all faults over"
             yield Violation("no progress", queue, -1, text)
             waiting_since[queue] = at
