@@ -632,12 +632,12 @@ def test_while_a_sample_of_all_queues_takes_long_a_due_message_may_wait(history)
     """The machine is busy. One of a single queue is never late."""
     history.run(1, "insert", [1])
     history.add(10, "phase", name="healed")
-    for at in range(10, 34, 4):
-        history.add(at, "sample", what="queue", queue=Q, waiting=1, due=1, oldest_us=0)
-        for later in range(1, 8):
-            history.add(at + later / 2, "sample", what="queue", queue="other", waiting=0, due=0, oldest_us=0)
-    history.got(34, 1)
-    history.run(35, "ack", [1])
+    for at in range(10, 50, 8):
+        for later in range(15):
+            history.add(at + later / 2, "sample", what="queue", queue=str(later), waiting=0, due=0, oldest_us=0)
+        history.add(at + 7.5, "sample", what="queue", queue=Q, waiting=1, due=1, oldest_us=0)
+    history.got(50, 1)
+    history.run(51, "ack", [1])
     history.row(1)
     assert history.rules() == []
 

@@ -698,11 +698,11 @@ def progress(facts: Facts) -> Iterator[Violation]:
 
 def _counted_time(samples: Sequence[int]) -> Callable[[int], int]:
     """A clock that stops SAMPLE_US after a sample until the next one."""
-    late = [later - sooner - SAMPLE_US for sooner, later in pairwise(samples)]
-    stopped = [0, *accumulate(max(0, excess) for excess in late)]
+    passed = [0, *accumulate(min(later - sooner, SAMPLE_US) for sooner, later in pairwise(samples))]
 
     def counted(at: int) -> int:
-        return at - stopped[max(0, bisect_right(samples, at) - 1)]
+        place = bisect_right(samples, at) - 1
+        return at - samples[0] if place < 0 else passed[place] + min(at - samples[place], SAMPLE_US)
 
     return counted
 
