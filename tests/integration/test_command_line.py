@@ -106,7 +106,8 @@ def test_the_session_that_opens_the_readme_works_as_typed(proxy, database, serve
     type_session(client(session[0], server_name), session[1:])
     (program,) = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     assert len(program.splitlines()) == 10
-    worker = subprocess.Popen([sys.executable, "-c", adapted(program)], stdout=subprocess.PIPE, text=True)
+    strictly = [sys.executable, "-W", "error", "-c", adapted(program)]  # A reader sees each warning.
+    worker = subprocess.Popen(strictly, stdout=subprocess.PIPE, text=True)
     try:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "working on bread\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from engine.quoting import quoted
 
 @dataclass(slots=True)
 class Left:
-    """What the choices of a claim leave, as they say one after the other. The fields of `LimitsLeft`."""
+    """What is left behind a claim. Each choice adds its part. The fields are those of `LimitsLeft`."""
 
     found: Mapping[Key, Entry]
     """The messages that the claim has locked."""
@@ -34,7 +34,7 @@ class Left:
         )
 
 
-class Choice:
+class Choice(ABC):
     """What a claim has found of one limit."""
 
     @abstractmethod
