@@ -41,7 +41,7 @@ from engine.store.connection import StoreConnection
 from engine.store.information_schema import facts_of, now_ns
 from engine.store.port import StoreError, Timed, in_parts
 from engine.store.queries import FORMS, TableStatements, statement
-from engine.store.unprepared import Unprepared
+from engine.store.unprepared import UnknownQueues
 
 DESCRIPTION_KEPT_S = 30.0
 """How long the description of a queue with parts is used while its comment is the same. A type or an
@@ -84,7 +84,7 @@ class Batches:
 
     def waiting(self, connection: StoreConnection, table: QueueTable, found: Mapping[Key, Entry]) -> frozenset[Key]:
         """Those of the locked messages that are follow-ups whose batches are open. Their time_next is
-        still to be set. Raises UnknownParts."""
+        still to be set. Raises UnknownQueues."""
         keys = [entry.key for entry in found.values() if entry.epoch == 0]
         if table.after_batch is None or not keys:
             return frozenset()
@@ -96,7 +96,8 @@ class Batches:
             return frozenset()
         comments = self._comments(connection, table.id.db)
         if (parts := self._known(table.id.db, comments)) is None:
-            raise UnknownParts(self, table.id.db, comments)
+            db = table.id.db
+            raise UnknownQueues(f"the queues of {db} with batches", lambda to: self.describe(to, db, comments))
         with self._forgotten_on_error(table.id.db):
             (states,) = connection.run([_waits(table, sql, keys, is_open(table.after_batch, parts))])
         return frozenset(key for key, open_ in _flags(sql, states) if open_)
@@ -183,18 +184,6 @@ class Batches:
 
     def _forgotten_on_error(self, db: str) -> _ForgottenOnError:
         return _ForgottenOnError(self._described, db)
-
-
-class UnknownParts(Unprepared):
-    """The queues of a database with these comments are not described yet."""
-
-    def __init__(self, memory: Batches, db: str, comments: Mapping[TableId, str]) -> None:
-        super().__init__(f"the queues of {db} with batches were changed again and again")
-        self._memory, self._db, self._comments = memory, db, comments
-
-    def prepare(self, connection: StoreConnection) -> None:
-        """Describe them."""
-        self._memory.describe(connection, self._db, self._comments)
 
 
 class _ForgottenOnError:

@@ -38,7 +38,7 @@ from engine.store.limits.limit import Choice, Left, Limit, lease_words
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import statement, statements_of
-from engine.store.unprepared import Unprepared
+from engine.store.unprepared import UnknownQueues
 
 NAMES_MAX = 128
 """Semaphores that one claim locks. Messages that need further ones are left to the next claim."""
@@ -209,7 +209,7 @@ class SemaphoreLimit(Limit):
                 counts.holders.setdefault(name, {})[place, sql.key(raw or b"")] = int(ends or 0)
 
     def possible(self, found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]) -> Mapping[Key, Entry]:
-        """Raises UnknownUsers if other queues than the known ones may have holders."""
+        """Raises UnknownQueues if other queues than the known ones may have holders."""
         if self.choice is not None:
             self._note_needs(self.choice, found)
         return unchanged(found, wanted)
@@ -217,7 +217,9 @@ class SemaphoreLimit(Limit):
     def _note_needs(self, counts: SemaphoreCounts, found: Mapping[Key, Entry]) -> None:
         users = self._known
         if users is None or users.comments != self._comments:
-            raise UnknownUsers(self._memory, self._table.id.db, self._comments)
+            db, comments = self._table.id.db, self._comments
+            describe = self._memory.describe
+            raise UnknownQueues(f"the queues of {db} with semaphores", lambda to: describe(to, db, comments))
         if users.problem is not None:
             counts.capacities = dict.fromkeys(self._names, 0)
             counts.problem = f"messages of {self._table.id} that need semaphores wait: {users.problem}"
@@ -227,18 +229,6 @@ class SemaphoreLimit(Limit):
     def _tables(self) -> Mapping[TableId, QueueTable]:
         """The queues that may have holders, as far as they are known."""
         return {**(self._known.tables if self._known is not None else {}), self._table.id: self._table}
-
-
-class UnknownUsers(Unprepared):
-    """The queues of a database with these comments are not described yet."""
-
-    def __init__(self, memory: Semaphores, db: str, comments: Mapping[TableId, str]) -> None:
-        super().__init__(f"the queues of {db} with semaphores were changed again and again")
-        self._memory, self._db, self._comments = memory, db, comments
-
-    def prepare(self, connection: StoreConnection) -> None:
-        """Describe them."""
-        self._memory.describe(connection, self._db, self._comments)
 
 
 def unchanged(found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]) -> dict[Key, Entry]:
