@@ -286,9 +286,17 @@ def test_whatever_else_a_session_runs_the_engine_carries_out_its_acks(acks: Acks
 
 def test_an_ack_concerns_the_queue_also_behind_a_temporary_table_of_its_name(acks: Acks) -> None:
     """While the proof of its right holds. Without one, the session acknowledges what is in that table."""
-    for client in acks.clients:
-        client.query("CREATE TEMPORARY TABLE m (id INT PRIMARY KEY, time_next BIGINT, time_acked BIGINT)")
-    acks.until_gathered([1] * CLIENTS, simple)
+    for _ in range(ROUNDS_MAX):
+        for client in acks.clients:
+            client.query("CREATE TEMPORARY TABLE m (id INT PRIMARY KEY, time_next BIGINT, time_acked BIGINT)")
+        before = acks.gathered
+        answers = acks.together(simple(acks.messages(CLIENTS)))
+        if acks.gathered - before == CLIENTS:
+            break
+        for client in acks.clients:  # On a busy machine the proofs may have been too old.
+            client.query("DROP TEMPORARY TABLE m")
+        acks.until_gathered([1] * CLIENTS, simple)
+    assert list(map(affected, answers)) == [1] * CLIENTS
     (number,), client = acks.messages(1), acks.clients[0]
     client.query("SET @forget = 1")
     assert affected(client.query(f"ACK m WHERE id = {number}")) == 0
