@@ -3,7 +3,8 @@
 | path       | answer |
 |------------|--------|
 | `/`        | the page of queues (proxy.server.page) |
-| `/queue`, `/message`, `/proxies` | further pages (proxy.server.queue_page) |
+| `/queue`, `/proxies` | further pages (proxy.server.queue_page) |
+| `/messages`, `/message` | messages of a queue, one of them (proxy.server.message_page) |
 | `/livez`   | 200 as long as the event loop runs |
 | `/readyz`  | 200 if clients can be served here; else 503 with the reasons |
 | `/health`  | 200 if the proxy accepts clients and reaches a server; else 503 with the reason |
@@ -26,10 +27,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from engine.model import TableId
 from engine.service import Engine
 from engine.store.port import StoreError
-from proxy.server import markup, page, queue_page
+from proxy.server import markup, message_page, page, queue_page
 from proxy.server.access import Access
 from proxy.server.admin_connections import AdminConnections
-from proxy.server.inspection import PROXIES, Question
+from proxy.server.inspection import PROXIES, Inspected, Question
+from proxy.server.message_list import STATES, MessageQuery, PageStart
+from proxy.server.message_rows import TEXT_MAX
 from proxy.server.metrics import exposition
 from proxy.server.overview import History, Overview
 from proxy.server.sources import Problem, Sources
@@ -136,6 +139,7 @@ class Admin:
             [
                 web.get("/", self._page),
                 web.get("/queue", self._queue),
+                web.get("/messages", self._messages),
                 web.get("/message", self._message),
                 web.get("/proxies", self._proxies),
                 web.get(r"/{name:page\.(?:css|js)}", self._asset),
@@ -201,15 +205,22 @@ class Admin:
         overview, streams = await self._overview(), self._sources.streams()
         inspected = await self._sources.inspect(Question(name))
         content = partial(queue_page.queue_content, overview, inspected, streams, name, show_payload=self._show_payload)
-        is_there = inspected.details is not None or bool(inspected.problem)
-        return await _answer(request, f"ackstream: {name}", content, queue_page.search_form(name), is_there=is_there)
+        return await _answer(request, f"ackstream: {name}", content, message_page.search_form(name), inspected)
+
+    async def _messages(self, request: web.Request) -> web.Response:
+        name, wanted = _table(request), _wanted(request)
+        inspected = await self._sources.inspect(Question(name, listed=wanted))
+        content = partial(message_page.list_content, inspected, name)
+        form = message_page.list_form(inspected, name, wanted)
+        return await _answer(request, f"ackstream: messages of {name}", content, form, inspected)
 
     async def _message(self, request: web.Request) -> web.Response:
         name, number = _table(request), request.query.get("id", "")[:ID_MAX]
         inspected = await self._sources.inspect(Question(name, number))
-        content = partial(queue_page.message_content, inspected, name, number)
-        title, is_there = f"ackstream: message of {name}", inspected.details is not None or bool(inspected.problem)
-        return await _answer(request, title, content, queue_page.search_form(name), is_there=is_there)
+        content = partial(message_page.message_content, inspected, name, number)
+        return await _answer(
+            request, f"ackstream: message of {name}", content, message_page.search_form(name), inspected
+        )
 
     async def _proxies(self, request: web.Request) -> web.Response:
         inspected = await self._sources.inspect(PROXIES)
@@ -232,14 +243,28 @@ def _table(request: web.Request) -> TableId:
     return TableId(request.query.get("db", "")[:NAME_MAX], request.query.get("name", "")[:NAME_MAX])
 
 
+def _wanted(request: web.Request) -> MessageQuery:
+    """Which messages a visitor wants to see; unknown values count as absent."""
+    query = request.query
+    state = query.get("state", "")
+    group = tuple(value[:TEXT_MAX] for value in query.getall("group", []))
+    return MessageQuery(
+        state if state in STATES else STATES[0],
+        PageStart.of(query.get("after", "")[: 2 * ID_MAX + NAME_MAX]),
+        query.get("reason", "")[:TEXT_MAX],
+        group if any(group) else (),
+    )
+
+
 def _is_part(request: web.Request) -> bool:
     return request.query.get("part") == "content"
 
 
 async def _answer(
-    request: web.Request, title: str, render: Callable[[], str], search: str = "", *, is_there: bool = True
+    request: web.Request, title: str, render: Callable[[], str], search: str = "", inspected: Inspected | None = None
 ) -> web.Response:
-    """A page, with 404 if it shows that something is not there."""
+    """A page, with 404 if it shows that what was to be `inspected` is not there."""
+    is_there = inspected is None or inspected.details is not None or bool(inspected.problem)
     content = await asyncio.to_thread(render)
     return _html(content if _is_part(request) else markup.document(title, content, search), 200 if is_there else 404)
 

@@ -1,8 +1,8 @@
 """What the pages of a queue and of a message show beyond the metrics: read in the database by the
 engine's account, and from the process's log.
 
-Each read is bounded: the first messages by the scan index, one message by its id. All requests of
-SHARED_S share one reading of a queue. Payloads are read only if `admin_show_payload` is on.
+Each read is bounded: messages by an index, one message by its id. All requests of SHARED_S share one
+reading, and few are under way at once. Payloads are read only if `admin_show_payload` is on.
 """
 
 from __future__ import annotations
@@ -15,43 +15,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.model import NS_PER_S, TableId
-from engine.queue_table import BrokenTable, IdKind, QueueTable
-from engine.quoting import qualified, quoted, text_literal
+from engine.queue_table import BrokenTable, QueueTable
+from engine.quoting import qualified, quoted
 from engine.service import Engine
 from engine.store.port import StoreError
 from engine.store.roster import Introduction
 from proxy.server.markup import duration
+from proxy.server.message_list import MessageList, MessageQuery, list_messages
+from proxy.server.message_rows import (
+    TEXT_MAX,
+    VALUE_MAX,
+    ShownMessage,
+    as_text,
+    columns_of,
+    decoded,
+    id_literal,
+    message_of,
+)
 from proxy.session.queries import sql
 from proxy.statements.deliveries import Deliveries, InFlight
 from proxy.statements.depth import EngineCounting
 from proxy.statements.proxies import connections_of, read_published, slot_holders
 
-MESSAGES_MAX = 50
-"""Messages that a queue's page lists."""
 GROUPS_MAX = 20
 READ_MAX = 2_000
 """Rows that are read to find the greatest groups and the most frequent reasons: some milliseconds."""
-TEXT_MAX = 200
-"""Characters of a reason."""
-VALUE_MAX = 2_000
-"""Characters of each column of a payload."""
 SHARED_S = 4.0
-QUEUES_KEPT = 50
+"""For so long, the pages show the same reading."""
+BUSY = "Too many pages are being read at once: try again in a moment."
+READINGS_MAX = 50
+"""Readings that are kept or under way."""
+READ_AT_ONCE = 2
+"""Readings under way, of the connections that the engine has for all queues: settings allow no fewer."""
 HELD_READ_MAX = 1_000
 """Messages in flight of which the longest held ones are listed."""
 EVENTS_MAX = 20
 EVENT_QUEUES_MAX = 1_000
 
-Row = Sequence[str | None]
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a page is to show: a queue, and if `message` is given, the message with this id; or the
+    """What a page is to show: a queue, or of it the message with this id, or a list of its messages; or the
     `proxies` of the server."""
 
     table: TableId
     message: str | None = None
+    listed: MessageQuery | None = None
     proxies: bool = False
 
 
@@ -77,18 +86,6 @@ class ShownProxy:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownMessage:
-    """A message without its payload."""
-
-    id: str
-    epoch: int
-    priority: int
-    time_next_ns: int | None
-    reason: str | None = None
-    reason_at: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Count:
     """So many of the messages that were read have these values."""
 
@@ -106,7 +103,6 @@ class QueueDetails:
     columns: tuple[str, ...] = ()
     group_columns: tuple[str, ...] = ()
     groups: tuple[Count, ...] = ()
-    messages: tuple[ShownMessage, ...] = ()
     reasons: tuple[Count, ...] = ()
     dead_letter: TableId | None = None
     sources: tuple[TableId, ...] = ()
@@ -124,10 +120,14 @@ class MessageDetails:
     now_ns: int
     id_literal: str
     message: ShownMessage
-    time_acked_ns: int | None
-    lease_ns: int | None
+    state: str
+    sources: tuple[TableId, ...]
+    """Of a dead letter: the queues that it may have come from."""
     payload: tuple[tuple[str, str | None], ...] | None
     """The columns of the application; None: they are not shown."""
+
+
+Details = QueueDetails | MessageDetails | MessageList
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Inspected:
     """The answer to a question. `details` is None if there is no such queue or message; `problem`
     is then the reason, if there is one."""
 
-    details: QueueDetails | MessageDetails | None
+    details: Details | None
     problem: str = ""
     events: tuple[str, ...] = ()
     """Warnings and errors of the log that concern the queue, the last one first."""
@@ -176,8 +176,9 @@ class Inspector:
         self._engine, self._introduction, self._show_payload = engine, introduction, show_payload
         self._since_s = time.monotonic()
         self._events = RecentEvents()
-        self._roster: tuple[float, asyncio.Task[Inspected]] | None = None
-        self._readings: dict[TableId, tuple[float, asyncio.Task[QueueDetails]]] = {}
+        self._readings: dict[Question, tuple[float, asyncio.Task[Inspected]]] = {}
+        """Until when each may be shown, in seconds of the loop's clock."""
+        self._free = asyncio.Semaphore(READ_AT_ONCE)
         logging.getLogger().addHandler(self._events)
 
     def close(self) -> None:
@@ -185,28 +186,37 @@ class Inspector:
         logging.getLogger().removeHandler(self._events)
 
     async def inspect(self, question: Question) -> Inspected:
-        """The answer to a question."""
-        events = self._events.of(question.table)
-        if question.proxies:
-            return await self._proxies()
-        queue = next((queue for queue, _ in self._engine.runners() if queue.id == question.table), None)
-        if queue is None:
-            return Inspected(None, await self._why_none(question.table), events)
-        try:
-            details = await (
-                self._shared(queue) if question.message is None else self._message(queue, question.message)
-            )
-        except StoreError as error:
-            return Inspected(None, str(error), events)
-        return Inspected(details, "", events)
+        """The answer to a question. All pages of SHARED_S share one reading, except of a single message."""
+        now_s = asyncio.get_running_loop().time()
+        until_s, task = self._readings.get(question, (0.0, None))
+        if task is None or (task.done() and now_s >= until_s):
+            if len(self._readings) >= READINGS_MAX:
+                self._readings = {asked: kept for asked, kept in self._readings.items() if not kept[1].done()}
+            if len(self._readings) >= READINGS_MAX:
+                return Inspected(None, BUSY)
+            task = asyncio.get_running_loop().create_task(self._answer(question), name="page")
+            self._readings[question] = now_s + (SHARED_S if question.message is None else 0.0), task
+        return await asyncio.shield(task)
 
-    async def _proxies(self) -> Inspected:
-        """The proxies of the server, read at most once in SHARED_S."""
-        clock = asyncio.get_running_loop().time
-        if self._roster is None or clock() >= self._roster[0]:
-            task = asyncio.get_running_loop().create_task(self._read_roster(), name="page of the proxies")
-            self._roster = (clock() + SHARED_S, task)
-        return await asyncio.shield(self._roster[1])
+    async def _answer(self, question: Question) -> Inspected:
+        async with self._free:
+            if question.proxies:
+                return await self._read_roster()
+            events = self._events.of(question.table)
+            queue = next((queue for queue, _ in self._engine.runners() if queue.id == question.table), None)
+            if queue is None:
+                return Inspected(None, await self._why_none(question.table), events)
+            try:
+                return Inspected(await self._details(queue, question), "", events)
+            except StoreError as error:
+                return Inspected(None, str(error), events)
+
+    async def _details(self, queue: QueueTable, question: Question) -> Details | None:
+        if question.message is not None:
+            return await self._message(queue, question.message)
+        if question.listed is not None:
+            return await list_messages(EngineCounting(self._engine), queue, question.listed)
+        return await self._queue(queue)
 
     async def _read_roster(self) -> Inspected:
         own = self._engine.roster.slot
@@ -249,17 +259,6 @@ class Inspector:
             return str(error)
         return "; ".join(found.problems) if isinstance(found, BrokenTable) else ""
 
-    async def _shared(self, queue: QueueTable) -> QueueDetails:
-        """Its details, read at most once in SHARED_S, however many pages are open."""
-        clock = asyncio.get_running_loop().time
-        until_s, task = self._readings.get(queue.id, (0.0, None))
-        if task is None or clock() >= until_s:
-            if len(self._readings) >= QUEUES_KEPT:
-                self._readings.clear()
-            task = asyncio.get_running_loop().create_task(self._queue(queue), name="page of a queue")
-            self._readings[queue.id] = (clock() + SHARED_S, task)
-        return await asyncio.shield(task)
-
     async def _queue(self, queue: QueueTable) -> QueueDetails:
         measures = next(found.parts.measures for other, found in self._engine.runners() if other.id == queue.id)
         details = QueueDetails(
@@ -269,22 +268,16 @@ class Inspector:
             columns=queue.default_columns,
             group_columns=tuple(column.name for column in queue.group_columns[: queue.policy.turn_values]),
             dead_letter=queue.dead_letter,
-            sources=tuple(TableId(db or queue.id.db, name) for db, name in queue.policy.dead_letter_of),
+            sources=_sources(queue),
             problems=(*queue.warnings, *queue.advice, *measures.problems.texts(time.monotonic_ns())),
         )
         if queue.scan_index is None:
             return details
         index = f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index)})"
-        values = {"id": _shown_id(queue), "index": index, "descending": " DESC" if queue.scan_descending else ""}
-        text = sql("shown_messages", **values, **_reason(queue), limit=MESSAGES_MAX)
-        rows, now_ns = await self._engine.read(text)
-        messages = tuple(_message_of(queue, row[0], (row[1], row[2], row[3], row[4], row[5])) for row in rows)
         reason = () if queue.reason is None else (queue.reason.text,)
         in_flight = await self._deliveries.of_queue(queue, EngineCounting(self._engine), HELD_READ_MAX)
         return replace(
             details,
-            now_ns=now_ns,
-            messages=messages,
             in_flight=tuple(in_flight),
             groups=await self._counts(index, details.group_columns),
             reasons=await self._counts(index, reason, known=True),
@@ -296,7 +289,7 @@ class Inspector:
             return ()
         text = sql(
             "shown_groups",
-            values=", ".join(_text(quoted(column), TEXT_MAX) for column in columns),
+            values=", ".join(as_text(quoted(column), TEXT_MAX) for column in columns),
             columns=", ".join(map(quoted, columns)),
             index=index,
             read=READ_MAX,
@@ -304,8 +297,7 @@ class Inspector:
             limit=GROUPS_MAX,
         )
         return tuple(
-            Count(int(count or 0), tuple(map(_decoded, values)))
-            for count, *values in (await self._engine.read(text))[0]
+            Count(int(count or 0), tuple(map(decoded, values))) for count, *values in (await self._engine.read(text))[0]
         )
 
     async def _message(self, queue: QueueTable, number: str) -> MessageDetails | None:
@@ -315,9 +307,7 @@ class Inspector:
         columns = [name for name in queue.default_columns if name not in own] if self._show_payload else []
         text = sql(
             "shown_message",
-            lease=quoted(queue.lease_column) if queue.lease_column else "NULL",
-            **_reason(queue),
-            payload="".join(f", {_text(quoted(name), VALUE_MAX)}" for name in columns),
+            columns=columns_of(queue) + "".join(f", {as_text(quoted(name), VALUE_MAX)}" for name in columns),
             table=qualified(queue.id),
             id_index=quoted(queue.id_index),
             id=literal,
@@ -325,12 +315,15 @@ class Inspector:
         rows, now_ns = await self._engine.read(text)
         if not rows:
             return None
-        epoch, priority, time_next, time_acked, lease, reason, reason_at, *payload = rows[0]
-        message = ShownMessage(
-            number, int(epoch or 0), int(priority or 0), _int(time_next), _decoded(reason), _decoded(reason_at)
-        )
-        shown = tuple(zip(columns, map(_decoded, payload), strict=True)) if self._show_payload else None
-        return MessageDetails(queue.id, now_ns, literal, message, _int(time_acked), _int(lease), shown)
+        own_columns = len(rows[0]) - len(columns)
+        message, payload = message_of(queue, rows[0][:own_columns]), rows[0][own_columns:]
+        shown = tuple(zip(columns, map(decoded, payload), strict=True)) if self._show_payload else None
+        return MessageDetails(queue.id, now_ns, literal, message, message.state(queue, now_ns), _sources(queue), shown)
+
+
+def _sources(queue: QueueTable) -> tuple[TableId, ...]:
+    """The queues whose dead messages come here."""
+    return tuple(TableId(db or queue.id.db, name) for db, name in queue.policy.dead_letter_of)
 
 
 def settings_of_queue(queue: QueueTable) -> tuple[tuple[str, str], ...]:
@@ -374,60 +367,3 @@ def settings_of_queue(queue: QueueTable) -> tuple[tuple[str, str], ...]:
         ("CACHE_SIZE", str(policy.cache_size)),
         ("MESSAGE_COLS", names(policy.message_columns)),
     )
-
-
-def id_literal(queue: QueueTable, number: str) -> str | None:
-    """The id as a literal; None: no message can have it. A binary id is in hexadecimal."""
-    match queue.id_kind:
-        case IdKind.INTEGER:
-            digits = number.strip().removeprefix("-")
-            return number.strip() if digits.isascii() and digits.isdecimal() and len(digits) <= 20 else None
-        case IdKind.BINARY:
-            try:
-                return f"x'{bytes.fromhex(number).hex()}'"
-            except ValueError:
-                return None
-        case IdKind.TIMESTAMP | IdKind.FLOAT:
-            return None  # Their text does not denote them exactly.
-        case _:
-            return text_literal(number)
-
-
-def _shown_id(queue: QueueTable) -> str:
-    """The expression for an id, read by `_message_of`."""
-    if queue.id_kind is IdKind.BINARY:
-        return "HEX(id)"
-    return _text("id + 0" if queue.id_kind is IdKind.INTEGER else "id", VALUE_MAX)
-
-
-def _message_of(queue: QueueTable, number: str | None, values: Row) -> ShownMessage:
-    epoch, priority, time_next, reason, reason_at = values
-    shown = (number or "").lower() if queue.id_kind is IdKind.BINARY else _decoded(number) or ""
-    return ShownMessage(
-        shown, int(epoch or 0), int(priority or 0), _int(time_next), _decoded(reason), _decoded(reason_at)
-    )
-
-
-def _reason(queue: QueueTable) -> dict[str, str]:
-    reason = queue.reason
-    at = None if reason is None else reason.at
-    return {
-        "reason": "NULL" if reason is None else _text(quoted(reason.text), TEXT_MAX),
-        "reason_at": "NULL" if at is None else _text(quoted(at), TEXT_MAX),
-    }
-
-
-def _text(value: str, chars: int) -> str:
-    """The expression for the beginning of a value, in ASCII. Binary values are taken as UTF-8."""
-    text = f"CONCAT({value}, '')"
-    start = f"LEFT({text}, {chars})"
-    # Of the two texts the server might find no common collation (1267).
-    return f"IF(CHARSET({text}) = 'binary', HEX({start}), HEX(CONVERT({start} USING utf8mb4)))"
-
-
-def _decoded(value: str | None) -> str | None:
-    return None if value is None else bytes.fromhex(value).decode("utf-8", "replace")
-
-
-def _int(value: str | None) -> int | None:
-    return None if value is None else int(value)

@@ -76,10 +76,19 @@ def bound(seconds: float) -> str:
     return f"≤ {duration(seconds)}" if seconds != float("inf") else f"> {duration(BUCKETS_S[-1])}"
 
 
-def link(path: str, query: Mapping[str, str], text: str) -> str:
-    """A link to another page."""
+def link(path: str, query: Mapping[str, str] | Sequence[tuple[str, str]], text: str, *, current: bool = False) -> str:
+    """A link to another page. `current`: it is the one that is shown."""
     asked = f"?{urlencode(query)}" if query else ""
-    return f'<a href="{escape(path + asked, quote=True)}">{escape(text)}</a>'
+    mark = " aria-current=page" if current else ""
+    return f'<a href="{escape(path + asked, quote=True)}"{mark}>{escape(text)}</a>'
+
+
+def field(name: str, label: str, value: str = "", kind: str = "search") -> str:
+    """A field of a form, inside its label."""
+    return (
+        f"<label>{escape(label)} "
+        f'<input name="{name}" type="{kind}" value="{escape(value, quote=True)}" autocomplete="off"></label>'
+    )
 
 
 def or_dash(value: object) -> str:

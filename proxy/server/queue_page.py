@@ -1,4 +1,4 @@
-"""The pages of one queue, of one message and of the proxies, as HTML."""
+"""The pages of one queue and of the proxies, as HTML."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from engine.model import NS_PER_S, TableId
 from engine.quoting import qualified, quoted
 from proxy.server.held import held_of
 from proxy.server.holding import REASONS
-from proxy.server.inspection import Inspected, MessageDetails, QueueDetails, ShownMessage
-from proxy.server.markup import bound, duration, facts, line, link, number, or_dash, rate, span_s, sql_list, table
+from proxy.server.inspection import Inspected, QueueDetails
+from proxy.server.markup import bound, duration, facts, line, number, or_dash, rate, span_s, sql_list, table
+from proxy.server.message_list import MessageQuery
+from proxy.server.message_page import messages_link
 from proxy.server.overview import Overview, QueueState
-from proxy.session.queries import sql
 from proxy.statements.show import RunningStream
 
 PLOT_WIDTH, PLOT_HEIGHT = 320, 80
@@ -33,12 +34,11 @@ def queue_content(
     return "\n".join(
         [
             head,
-            _state(state),
+            _state(state, details),
             _problems(state, details),
             _events(inspected),
             held_of(name, details.in_flight),
             _plots(state),
-            _messages(details),
             _reasons(details),
             _groups(details),
             _streams(name, streams, show_payload=show_payload),
@@ -46,41 +46,6 @@ def queue_content(
             _settings(details),
         ]
     )
-
-
-def search_form(name: TableId) -> str:
-    """Find a message by its id."""
-    return (
-        '<form method="get" action="/message" role="search"><label for="id">Message with the id</label>'
-        f'<input type="hidden" name="db" value="{escape(name.db, quote=True)}">'
-        f'<input type="hidden" name="name" value="{escape(name.name, quote=True)}">'
-        '<input id="id" name="id" autocomplete="off"><button>Show</button></form>'
-    )
-
-
-def message_content(inspected: Inspected, name: TableId, number_shown: str) -> str:
-    """The page of a message."""
-    queue = link("/queue", {"db": name.db, "name": name.name}, str(name))
-    head = f"<h1>Message {escape(number_shown)}</h1><p>of {queue}</p>"
-    details = inspected.details
-    if not isinstance(details, MessageDetails):
-        reason = inspected.problem or "The queue has no message with this id: it was purged, deleted or moved."
-        return f"{head}<p class=late>{escape(reason)}</p>"
-    message, now_ns = details.message, details.now_ns
-    pairs = [
-        ("State", _state_of(details)),
-        ("Deliveries", number(message.epoch)),
-        ("Priority", number(message.priority)),
-        ("Due", _when(message.time_next_ns, now_ns)),
-        ("Acknowledged", _when(details.time_acked_ns, now_ns)),
-    ]
-    if details.lease_ns is not None:
-        pairs.append(("Last lease ends", _when(details.lease_ns, now_ns)))
-    if message.reason is not None:
-        pairs.append(("Last reason", escape(message.reason)))
-    if message.reason_at is not None:
-        pairs.append(("Given back at", escape(message.reason_at)))
-    return "\n".join([head, facts(pairs), _payload(details), "<h2>SQL</h2>", sql_list(_message_sql(details))])
 
 
 def proxies_content(overview: Overview, inspected: Inspected, streams: Sequence[RunningStream]) -> str:
@@ -114,27 +79,29 @@ def proxies_content(overview: Overview, inspected: Inspected, streams: Sequence[
     return f"<h1>Proxies</h1>{facts(here)}{problem}{roster}{_streams(None, streams, show_payload=False)}"
 
 
-def _state(state: QueueState | None) -> str:
-    if state is None:
-        return ""
+def _state(state: QueueState | None, details: QueueDetails) -> str:
+    """The numbers of a queue; those of messages lead to them."""
 
     def counted(name: str) -> str:
-        value = state.count(name)
+        value = None if state is None else state.count(name)
         return "–" if value is None else number(value)
 
-    counted_s = state.count("counted_age_seconds")
-    return facts(
-        [
-            ("Ready", counted("ready")),
-            ("Oldest ready", "–" if state.oldest_s is None else duration(state.oldest_s)),
-            ("Scheduled", counted("scheduled")),
-            ("In flight", counted("leased")),
-            ("Dead", counted("dead")),
-            ("Retained", counted("retained")),
-            ("Streams", counted("subscribers")),
-            ("Counted", "not yet" if counted_s is None else f"{duration(counted_s)} ago"),
-        ]
-    )
+    def listed(name: str, wanted: str, table: TableId | None = details.table) -> str:
+        return counted(name) if table is None else messages_link(table, MessageQuery(wanted), counted(name))
+
+    counted_s = None if state is None else state.count("counted_age_seconds")
+    oldest_s = None if state is None else state.oldest_s
+    pairs = [
+        ("Ready", listed("ready", "ready")),
+        ("Oldest ready", "–" if oldest_s is None else duration(oldest_s)),
+        ("Scheduled", listed("scheduled", "scheduled")),
+        ("In flight", listed("leased", "in flight")),
+        ("Dead", listed("dead", "dead", details.table if details.sources else details.dead_letter)),
+        ("Retained", counted("retained")),
+        ("Streams", counted("subscribers")),
+        ("Counted", "not yet" if counted_s is None else f"{duration(counted_s)} ago"),
+    ]
+    return facts(pairs)
 
 
 def _problems(state: QueueState | None, details: QueueDetails) -> str:
@@ -209,27 +176,13 @@ def _streams(name: TableId | None, streams: Sequence[RunningStream], *, show_pay
     return table("streams", "Streams", heads, rows, "No stream reads it through this proxy.", numbers=numbers)
 
 
-def _messages(details: QueueDetails) -> str:
-    rows = [
-        [
-            link("/message", {"db": details.table.db, "name": details.table.name, "id": message.id}, message.id),
-            number(message.priority),
-            number(message.epoch),
-            _when(message.time_next_ns, details.now_ns),
-            *([or_dash(message.reason)] if any(other.reason for other in details.messages) else []),
-        ]
-        for message in details.messages
-    ]
-    heads = ["Id", "Priority", "Deliveries", "Due"]
-    heads += ["Reason"] if any(message.reason for message in details.messages) else []
-    title = "Dead letters" if details.sources else "First messages"
-    more = "" if details.dead_letter is None else f"<p>Dead letters: {_queue_link(details.dead_letter)}</p>"
-    none = "It has no unacknowledged message."
-    return table("messages", title, heads, rows, none, numbers=("Priority", "Deliveries")) + more
-
-
 def _reasons(details: QueueDetails) -> str:
-    rows = [[or_dash(count.values[0]), number(count.messages)] for count in details.reasons]
+    state = "dead" if details.sources else "ready"
+    rows = [
+        [messages_link(details.table, MessageQuery(state, reason=reason), reason), number(count.messages)]
+        for count in details.reasons
+        if (reason := count.values[0]) is not None
+    ]
     return (
         table("reasons", "Reasons of the first messages", ["Reason", "Messages"], rows, "", numbers=("Messages",))
         if rows
@@ -253,54 +206,3 @@ def _settings(details: QueueDetails) -> str:
     return (
         f"<h2>Settings</h2>{facts((name, escape(value)) for name, value in (*details.settings, ('Columns', columns)))}"
     )
-
-
-def _queue_link(name: TableId) -> str:
-    return link("/queue", {"db": name.db, "name": name.name}, str(name))
-
-
-def _when(time_ns: int | None, now_ns: int) -> str:
-    """A time relative to the server's clock."""
-    if time_ns is None:
-        return "–"
-    if time_ns <= 0:
-        return "at once"
-    past_s = (now_ns - time_ns) / NS_PER_S
-    return f"{duration(past_s)} ago" if past_s >= 0 else f"in {duration(-past_s)}"
-
-
-def _state_of(details: MessageDetails) -> str:
-    message = details.message
-    if details.time_acked_ns is not None:
-        return "acknowledged"
-    if message.time_next_ns is None or message.time_next_ns <= details.now_ns:
-        return "ready"
-    if details.lease_ns is not None:
-        return "in flight" if details.lease_ns == message.time_next_ns else "scheduled"
-    return "in flight or scheduled" if message.epoch else "scheduled"
-
-
-def _payload(details: MessageDetails) -> str:
-    if details.payload is None:
-        return "<h2>Payload</h2><p>It is shown with admin_show_payload = true.</p>"
-    rows = [[escape(name), or_dash(value)] for name, value in details.payload]
-    return table("payload", "Payload", ["Column", "Value"], rows, "It has no columns of its own.")
-
-
-def _message_sql(details: MessageDetails) -> list[tuple[str, str]]:
-    name, where = qualified(details.table), f"id = {_literal(details.message, details.id_literal)}"
-    statements = [("Read it", sql("copied_select", table=name, id=where.removeprefix("id = ")))]
-    if details.time_acked_ns is None:
-        statements += [
-            ("Deliver it at once", f"NACK {name} WHERE {where}"),
-            ("Deliver it in an hour", f"NACK {name} WHERE {where} DELAY 3600"),
-            ("Never deliver it again", f"ACK {name} WHERE {where}"),
-            ("Delete it", sql("copied_delete", table=name, id=where.removeprefix("id = "))),
-        ]
-    return statements
-
-
-def _literal(message: ShownMessage, literal: str) -> str:
-    """The id for people, where that is safe in any sql_mode."""
-    plain = message.id.isascii() and message.id.isprintable() and not set(message.id) & {"'", '"', "\\"}
-    return f"'{message.id}'" if literal.startswith("_utf8mb4") and plain else literal

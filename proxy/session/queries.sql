@@ -456,10 +456,10 @@ SHOW SESSION STATUS LIKE 'Ssl_cipher'
 -- No row where the server does not have this variable. On a connection of the engine's account.
 SHOW GLOBAL VARIABLES LIKE 'innodb_snapshot_isolation'
 
--- name: shown_messages
--- The first unacknowledged messages of a queue, for the admin port's page. On the engine's connection.
-SELECT $id, epoch, priority, time_next, $reason, $reason_at
-FROM $index WHERE time_acked IS NULL ORDER BY priority, time_next$descending LIMIT $limit
+-- name: listed_messages
+-- The messages of one range of an index, for the admin port's page. The condition fixes all columns before
+-- the time. On the engine's connection.
+SELECT /* ackstream page */ $columns FROM $index WHERE $range ORDER BY $order LIMIT $limit
 
 -- name: trace_contexts
 -- The trace contexts that messages carry in their column `traceparent`. On the engine's connection.
@@ -474,8 +474,7 @@ WHERE $condition GROUP BY $columns ORDER BY messages DESC LIMIT $limit
 
 -- name: shown_message
 -- One message by its id, for the same page. On the engine's connection.
-SELECT epoch, priority, time_next, time_acked, $lease, $reason, $reason_at$payload
-FROM $table FORCE INDEX ($id_index) WHERE id = $id LIMIT 1
+SELECT $columns FROM $table FORCE INDEX ($id_index) WHERE id = $id LIMIT 1
 
 -- name: copied_select
 -- To copy from the page.

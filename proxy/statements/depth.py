@@ -247,7 +247,7 @@ class _Part:
         """`own`: the condition for them."""
         self.own = own
         self._now_ns = now_ns
-        until_ns = now_ns + _greatest_wait_ns(policy)
+        until_ns = now_ns + greatest_wait_ns(policy)
         near = f"{self.own} AND time_next > {now_ns} AND time_next <= {until_ns}"
         self._due = _Range(f"{self.own} AND (time_next IS NULL OR time_next <= {now_ns})", bound)
         self._near = _Range(near, bound)
@@ -282,12 +282,17 @@ async def priorities(counting: Counting, index: str) -> tuple[list[str], bool]:
     found: list[str] = []
     condition = "time_acked IS NULL"
     while len(found) <= PRIORITIES_MAX:
-        ((priority,),) = await counting.rows(sql("next_priority", index=index, condition=condition))
-        if priority is None:
+        if (priority := await next_priority(counting, index, condition)) is None:
             return found, True
         found.append(priority)
         condition = f"time_acked IS NULL AND priority > {priority}"
     return found[:-1], False
+
+
+async def next_priority(counting: Counting, index: str, condition: str) -> str | None:
+    """The most urgent priority of the messages of a condition; None: there are none."""
+    ((priority,),) = await counting.rows(sql("next_priority", index=index, condition=condition))
+    return priority
 
 
 async def _count(
@@ -337,6 +342,7 @@ async def _estimate(counting: Counting, index: str, ranges: Sequence[_Range], *,
             entries.count = max(entries.bound + 1, entries.count * rest // scaled)
 
 
-def _greatest_wait_ns(policy: Policy) -> int:
+def greatest_wait_ns(policy: Policy) -> int:
+    """How long a delivery waits for its acknowledgement at most."""
     most = policy.max_backoff_ns or max(policy.min_backoff_ns, policy.ack_wait_ns << WAIT_DOUBLINGS)
     return most + int(most * JITTER_MAX)

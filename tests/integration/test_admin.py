@@ -148,6 +148,7 @@ PATHS = (
     "/",
     "/?part=content",
     "/queue",
+    "/messages",
     "/message",
     "/proxies",
     "/page.js",
@@ -158,7 +159,7 @@ PATHS = (
 )
 
 
-NOTHING = ("/queue", "/message", "/absent")
+NOTHING = ("/queue", "/messages", "/message", "/absent")
 """They name no queue."""
 
 
@@ -228,7 +229,7 @@ def test_with_a_token_all_but_the_probes_requires_it(server: EmbeddedServer, tmp
             assert answer(proxy, path, scheme="https")[0] == 200
         basic = "Basic " + base64.b64encode(f"anybody:{TOKEN}".encode()).decode()
         wrong = "Basic " + base64.b64encode(b"anybody").decode()
-        for path in ("/", "/queue", "/message", "/proxies", "/page.js", "/metrics", "/absent"):
+        for path in ("/", "/queue", "/messages", "/message", "/proxies", "/page.js", "/metrics", "/absent"):
             for shown in (
                 {},
                 {"Authorization": f"Bearer {TOKEN}x"},
@@ -284,8 +285,71 @@ def test_the_page_of_a_queue_shows_what_is_in_it_and_no_payload(
     assert f"PAUSE QUEUE `{database}`.`m`" in text
     assert "<b>" not in text
     assert "secret" not in text
-    for number in range(1, 5):
-        assert f"id={number}" in text
+    for state in ("ready", "scheduled", "in+flight"):
+        assert f"/messages?db={database}&amp;name=m&amp;state={state}" in text
+
+
+def listed(proxy: RunningProxy, path: str) -> tuple[list[str], str | None]:
+    """The ids on a page of messages, and the address of the next page."""
+    status, text = answer(proxy, path)
+    assert status == 200
+    further = re.search(r'href="([^"]+)">Next page<', text.decode())
+    return re.findall(r"/message[?][^>]*>([^<]*)</a></th>", text.decode()), further and html.unescape(further[1])
+
+
+def all_listed(proxy: RunningProxy, **query: str) -> list[str]:
+    """The ids on all pages."""
+    found: list[str] = []
+    path: str | None = f"/messages?{urllib.parse.urlencode(query)}"
+    while path is not None:
+        ids, path = listed(proxy, path)
+        assert len(ids) <= 50
+        found += ids
+    return found
+
+
+@pytest.mark.parametrize("order", ["", " DESC"], ids=["ascending", "descending"])
+def test_the_pages_of_messages_show_each_one_once(
+    proxy: RunningProxy, server: EmbeddedServer, database: str, order: str
+) -> None:
+    """In the order of the index, whatever their priorities and times are."""
+    with connect(server, database=database) as root:
+        create_queue(root, "m")
+        run(root, f"ALTER TABLE m DROP INDEX next_idx, ADD INDEX next_idx (time_acked, priority, time_next{order})")
+        later = 4 * 10**18
+        times = ["NULL", "0", "7", "8", *map(str, range(later, later + 3))]
+        values = [(number % 3, times[number % len(times)]) for number in range(300)]
+        run(root, f"INSERT INTO m (priority, time_next) VALUES {', '.join(f'({a}, {b})' for a, b in values)}")
+        expected = {"ready": "COALESCE(time_next, 0) < 10", "scheduled": "time_next > 10", "in flight": "FALSE"}
+        eventually(lambda: answer(proxy, f"/messages?db={database}&name=m")[0] == 200, timeout_s=30)
+        for state, condition in expected.items():
+            there = rows(root, f"SELECT id FROM m WHERE {condition} ORDER BY priority, time_next{order}, id")
+            assert all_listed(proxy, db=database, name="m", state=state) == [str(id_) for (id_,) in there]
+
+
+def test_messages_are_found_by_reason_and_group_and_dead_letters_in_their_own_table(
+    proxy: RunningProxy, database: str, filled: Any
+) -> None:
+    place = {"db": database, "name": "m"}
+    run(filled, "ALTER QUEUE m MAX_ATTEMPTS = 5 DEAD_LETTER = m_dead")
+    run(
+        filled,
+        "INSERT INTO m_dead (id, epoch, reason, tenant) VALUES (1, 5, 'no such address', 'c'), (2, 5, 'late', 'c')",
+    )
+    given_back = all_listed(proxy, **place, state="scheduled", reason="IT <FAIL")
+    assert len(given_back) == 1
+    assert all_listed(proxy, **place, state="scheduled", reason="no such") == []
+    assert sorted(all_listed(proxy, **place, group="<b>") + given_back) == ["1", "2"]
+    assert all_listed(proxy, **place, group="c") == ["3"]
+    for unknown in ("<b", "", "c' OR '1"):
+        assert all_listed(proxy, **place, group=unknown) == (["2", "3"] if not unknown else [])
+    eventually(lambda: f"db={database}&amp;name=m_dead&amp;state=dead" in page(proxy, "/messages", **place))
+    dead = {**place, "name": "m_dead", "state": "dead"}
+    eventually(lambda: answer(proxy, f"/messages?{urllib.parse.urlencode(dead)}")[0] == 200, timeout_s=30)
+    assert all_listed(proxy, **dead) == ["1", "2"]
+    assert all_listed(proxy, **dead, reason="address") == ["1"]
+    for nonsense in ("1", "1.2.x", "a.b.c", f"1.{10**30}.31", "0.0.00ff", f"0..{'31' * 40}"):
+        assert answer(proxy, f"/messages?{urllib.parse.urlencode({**dead, 'after': nonsense})}")[0] == 200
 
 
 def test_the_page_of_a_message_shows_its_payload_only_if_that_is_allowed(
@@ -327,7 +391,7 @@ def test_messages_are_found_by_ids_of_any_kind(
     with proxy.connect(database=database) as client:
         run(client, f"CREATE QUEUE m (id {kind} PRIMARY KEY, payload TEXT)")
         run(client, f"INSERT INTO m (id) VALUES ({literal})")
-        assert urllib.parse.urlencode({"id": shown}) in page(proxy, "/queue", db=database, name="m")
+        assert urllib.parse.urlencode({"id": shown}) in page(proxy, "/messages", db=database, name="m")
         text = page(proxy, "/message", db=database, name="m", id=shown)
         (statement,) = re.findall(r"<pre>(ACK .*?);</pre>", text)
         assert html.unescape(statement) == f"ACK `{database}`.`m` WHERE id = {in_sql}"

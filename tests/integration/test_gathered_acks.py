@@ -286,6 +286,7 @@ def test_whatever_else_a_session_runs_the_engine_carries_out_its_acks(acks: Acks
 
 def test_an_ack_concerns_the_queue_also_behind_a_temporary_table_of_its_name(acks: Acks) -> None:
     """While the proof of its right holds. Without one, the session acknowledges what is in that table."""
+    answers: list[list[Packet]] = []
     for _ in range(ROUNDS_MAX):
         for client in acks.clients:
             client.query("CREATE TEMPORARY TABLE m (id INT PRIMARY KEY, time_next BIGINT, time_acked BIGINT)")

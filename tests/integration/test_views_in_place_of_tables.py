@@ -46,7 +46,7 @@ BEHIND = {
 ON_TABLES = sorted(name for name, text in engine_templates().items() if words_of(text.template) & NAMES)
 OF_THE_PROXY = sorted(
     {"next_priority", "count_entries", "count_delivered", "earliest", "newest_id", "count_range", "count_table"}
-    | {"estimates", "shown_messages", "shown_groups", "shown_message", "trace_contexts"}
+    | {"estimates", "listed_messages", "shown_groups", "shown_message", "trace_contexts"}
 )
 """Those of the proxy that the engine's account runs."""
 
@@ -138,13 +138,14 @@ def words(queue: QueueTable, name: str) -> dict[str, object]:
     return {
         **sql.words,
         **sql.order_words,
-        **dict.fromkeys(("portion", "partitions", "nowait", "descending", "payload", "fences"), ""),
+        **dict.fromkeys(("portion", "partitions", "nowait", "fences"), ""),
         **dict.fromkeys(("priority", "epoch", "number", "place", "after_ns", "after_id", "from_ns", "age_ns"), 0),
         **dict.fromkeys(("wait_us", "below_us", "full_ns", "batch", "batches", "ids", "in_flight"), 1),
         **dict.fromkeys(("limit", "most", "count", "read", "until_ns", "before_ns", "now_ns", "waiting_ns"), 10),
         **dict.fromkeys(("in_group", "gone", "named", "range"), "TRUE"),
         **dict.fromkeys(("is_open", "reason", "reason_at"), "NULL"),
         "time_next": "time_next",
+        "order": "time_next",
         "columns": quoted("tenant") if name == "shown_groups" else quoted("id"),
         "values": quoted("tenant"),
         "lease": quoted(queue.lease_column),

@@ -10,6 +10,7 @@ Half of the due rows have the time 0, which is a table's default.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,8 @@ from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.pool import Pool
 from engine.store.queries import TableStatements, partition_clause, statement, templates
 from proxy.embedded.server import EmbeddedServer
+from proxy.server.message_list import DUE, PAGE, STATES, MessageQuery, PageStart, list_messages
+from proxy.server.message_list import READ_MAX as LIST_READ_MAX
 from proxy.server.tracing import READ_MAX
 from proxy.session.queries import sql as client_sql
 from tests.support.servers import SERVERS, ServerPool, server_or_skip
@@ -522,6 +525,41 @@ class TestTracing:
         assert read.plan["key"] == bench.table.id_index
         if not bench.table.kept_by_partition:  # Where it is, an id is searched for in each partition.
             frugal([read], **by_id(bench))
+
+
+class BenchCounting:
+    """The connection of a bench, as the admin port's pages use the engine's."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    async def rows(self, text: str) -> Sequence[Sequence[str | None]]:
+        return self._bench.store.read(text).value
+
+    async def expected(self, text: str) -> list[int]:
+        raise NotImplementedError(text)
+
+    async def now_ns(self) -> int:
+        return self._bench.subject.now_ns()
+
+
+class TestMessageList:
+    """The admin port's page of messages."""
+
+    @pytest.mark.parametrize("state", STATES)
+    def test_each_page_reads_as_many_entries_as_it_looks_at(self, bench: Bench, state: str) -> None:
+        now_ns = bench.subject.now_ns()
+        middle = PageStart(2, 0 if state in DUE else now_ns + 600 * S, str(ROWS // 2).encode().hex())
+        most = PAGE + 1 if state in DUE else LIST_READ_MAX
+        for begin in (None, middle):
+            after: PageStart | None = begin
+            for _ in range(3):
+                listed = asyncio.run(list_messages(BenchCounting(bench), bench.table, MessageQuery(state, after)))
+                statements = bench.meter.take()
+                frugal(statements, key="next_up")
+                assert sum(measured.read for measured in statements) <= most + SLACK * len(statements)
+                assert len(listed.messages) == PAGE or state not in DUE
+                after = listed.next
 
 
 class TestPurge:
