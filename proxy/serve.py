@@ -37,8 +37,8 @@ from proxy.server.listener import Proxy
 from proxy.server.metrics import BinlogMetrics, ProcessMetrics
 from proxy.server.parts import (
     backends,
+    complete_the_start,
     engine_settings,
-    exempt_from_garbage_collection,
     listening,
     private_server,
     reload_certificate,
@@ -188,7 +188,7 @@ def _supervise(settings: Settings) -> int:
             stack.callback(server.stop)
             at = tuple(backends_in(f"mysql://root@{server.host}:{server.port}"))
             settings = settings.model_copy(update={"backend": at})
-        exempt_from_garbage_collection()
+        complete_the_start()
         return Supervisor(settings, be_one_of_them, partial(_announce, settings)).run()
 
 
@@ -313,7 +313,7 @@ async def _ready(settings: Settings, stack: contextlib.AsyncExitStack, admin: Ad
     address = shown(*await listening("admin", endpoint, start))
     stack.push_async_callback(admin.stop)
     warn_if_cut()
-    exempt_from_garbage_collection()
+    complete_the_start()
     log.info("clients can connect", extra={"event": "proxy.ready"})
     return address
 

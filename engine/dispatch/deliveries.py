@@ -6,7 +6,8 @@ given back. Each step updates credit, capacity, scans, releases and dead letters
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -21,12 +22,21 @@ from engine.dispatch.subscribers import Subscriber
 from engine.model import Claimed, FetchResult
 from engine.queue_table import OnDisconnect
 
+EndLeases = Callable[[Sequence[Lease]], None]
+
 
 class Deliveries:
     """The leases of one table and their subscribers."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._ending: deque[tuple[deque[Lease], EndLeases]] = deque()
+        """Leases that are over, and how each decision ends the next ones of them."""
+
+    @property
+    def are_ending(self) -> bool:
+        """Whether leases that are over have not ended yet."""
+        return bool(self._ending)
 
     # Claims.
 
@@ -108,6 +118,8 @@ class Deliveries:
             if lease.key in result.unread or subscriber.spec.id in stopped:
                 stopped.add(subscriber.spec.id)  # Rows behind an unread one wait for it, in their order.
                 lease.apply(LeaseEvent.UNREAD)
+            elif lease.deadline_ns <= now.server_ns and not lease.locked:
+                lease.apply(LeaseEvent.UNREAD)  # It ends in the next decision.
             elif lease.is_suspect or lease.key in result.changed:
                 lease.apply(LeaseEvent.UNREAD)
                 self._parts.verification.suspect(lease)
@@ -132,7 +144,8 @@ class Deliveries:
     def end_expired(self, now: Instant) -> None:
         """End the leases whose deadlines are past, and give back what has to come behind a message again."""
         parts = self._parts
-        expired = parts.leases.expired(now.server_ns)
+        expired = parts.leases.expired(now.server_ns, parts.limits.ends_max)
+        parts.more |= len(expired) == parts.limits.ends_max
         for lease in expired:
             parts.measures.expired += lease.is_sent
         self.end_leases(expired)
@@ -180,6 +193,23 @@ class Deliveries:
                 parts.scans.request_scans()
             elif lease.locked:
                 parts.scans.unlocked(lease.expired_entry, parts.now)
+
+    def end_in_steps(self, leases: Sequence[Lease], end: EndLeases) -> None:
+        """Hand these leases to `end`, which ends them: `ends_max` in each decision."""
+        if leases:
+            self._ending.append((deque(leases), end))
+
+    def end_more(self) -> None:
+        """End some of the leases that events have left. Those that have ended otherwise are left out."""
+        room = self._parts.limits.ends_max
+        while self._ending and room:
+            leases, end = self._ending[0]
+            some = [leases.popleft() for _ in range(min(len(leases), room))]
+            room -= len(some)
+            if not leases:
+                self._ending.popleft()
+            end([lease for lease in some if self._parts.leases.get(lease.key) is lease])
+        self._parts.more |= bool(self._ending)
 
     def give_back_abandoned(self, leases: Iterable[Lease]) -> None:
         """Give back those of these leases of vanished or ended clients that the policy does not

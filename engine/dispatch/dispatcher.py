@@ -35,6 +35,7 @@ streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from engine.dispatch.deliveries import Deliveries
 from engine.dispatch.effects import Cause, Effect, End
@@ -123,7 +124,7 @@ class Dispatcher:
     def settled_down(self) -> bool:
         """Whether no statement is under way and nothing waits for its release: a drained dispatcher
         may be dropped then."""
-        return self.parts.settled_down
+        return self.parts.settled_down and not self._deliveries.are_ending
 
     @property
     def wake_at_ns(self) -> int | None:
@@ -171,7 +172,8 @@ class Dispatcher:
         for subscriber in self.parts.groups.streams_of(holder):
             self._deliveries.remove_stream(subscriber)
         self._locked.client_gone(holder)
-        self._deliveries.give_back_abandoned(self.parts.leases.held_by(holder))
+        others = [lease for lease in self.parts.leases.held_by(holder) if not (lease.locked and lease.is_sent)]
+        self._deliveries.end_in_steps(others, self._deliveries.give_back_abandoned)
         return self._advance(now)
 
     def handed_over(self, now: Instant, returns: Iterable[Return]) -> Effects:
@@ -189,7 +191,7 @@ class Dispatcher:
         """The transaction of a client has ended, and with it the locks on its messages. Those that
         it has not acknowledged are free again. `failed`: it was certainly rolled back, so their
         deliveries count as failed, and they are due after the wait of a delivery."""
-        self._locked.transaction_ended(now, holder, failed=failed)
+        self._locked.transaction_ended(holder, failed=failed)
         return self._advance(now)
 
     def client_paused(self, now: Instant, subscriber_id: int) -> Effects:
@@ -210,7 +212,7 @@ class Dispatcher:
             self._deliveries.end_stream(subscriber, cause, text) for subscriber in list(self.subscribers.values())
         ]
         self._locked.end_all()
-        self._deliveries.give_back_abandoned(self.parts.leases)
+        self._deliveries.end_in_steps(list(self.parts.leases), self._deliveries.give_back_abandoned)
         return effects + self._advance(now)
 
     # Events: the table.
@@ -267,6 +269,9 @@ class Dispatcher:
         """These messages (None: any) may have been acknowledged, given back or otherwise changed.
         They are looked up at once. `extended`: their holders may also have been given more time."""
         keys = None if keys is None else tuple(keys)
+        if keys is not None and len(keys) > self.parts.limits.suspected_max:
+            self.parts.scans.request_scans(anywhere=True)  # Some may have no lease here.
+            keys = None
         self.parts.claims.report_changes(keys)
         if keys:
             self._over_elsewhere(keys)
@@ -534,7 +539,7 @@ class Dispatcher:
         ]
         return effects + self._advance(now)
 
-    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry] = ()) -> Effects:
+    def lock_done(self, now: Instant, lock_id: int, locked: AbstractSet[Key], read: Sequence[Entry] = ()) -> Effects:
         """A subscriber's session has locked these of the messages that it was offered, and passed
         their rows on. The others are locked by somebody else, changed or gone. `read`: the rows of
         those that no scan had shown."""
@@ -650,10 +655,11 @@ class Dispatcher:
         if now.server_ns < parts.now.server_ns - parts.limits.clock_step_ns:
             parts.scans.clock_stepped_back()
         parts.now = now
-        parts.locks_more = False
+        parts.more = False
         parts.capacity.reopen_when_due(now)
         parts.places.forget_ended(now)
         self._deliveries.end_expired(now)
+        self._deliveries.end_more()
         parts.scans.promote_due(now)
         effects = parts.releases.start_release(now)
         effects += self._deliveries.end_finished(now)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 from engine.dispatch.groups_in_flight import GroupsInFlight
@@ -233,11 +234,14 @@ class Deadlines:
                 self._times = list(self._at)
                 heapq.heapify(self._times)
 
-    def take(self, server_ns: int) -> list[Lease]:
-        """Remove and return the leases whose deadlines have passed, in their order."""
+    def take(self, server_ns: int, most: int) -> list[Lease]:
+        """Remove and return leases whose deadlines have passed, in their order, so many at most."""
         over: list[Lease] = []
-        while self._times and self._times[0] <= server_ns:
-            over += self._at.pop(heapq.heappop(self._times), {}).values()
+        while len(over) < most and self._times and self._times[0] <= server_ns:
+            leases = self._at.get(self._times[0], {})
+            over += [leases.pop(key) for key in tuple(islice(leases, most - len(over)))]
+            if not leases:
+                self._at.pop(heapq.heappop(self._times), None)
         return over
 
     @property
@@ -265,10 +269,9 @@ class Leases:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._by_key.values())
 
-    @property
-    def keys(self) -> KeysView[Key]:
-        """The messages with a lease."""
-        return self._by_key.keys()
+    def by_key(self) -> dict[Key, Lease]:
+        """A copy of all leases, by their messages, the oldest first."""
+        return self._by_key.copy()
 
     def get(self, key: Key) -> Lease | None:
         """The lease of this message; None if it has none here."""
@@ -343,10 +346,10 @@ class Leases:
             lease.deadline_ns = deadline_ns
             self._deadlines.add(lease)
 
-    def expired(self, server_ns: int) -> list[Lease]:
-        """The leases whose deadlines have passed by the server's clock. The caller ends them.
-        Each is returned once."""
-        return self._deadlines.take(server_ns)
+    def expired(self, server_ns: int, most: int) -> list[Lease]:
+        """Leases whose deadlines have passed by the server's clock, so many at most. The caller ends
+        them. Each is returned once."""
+        return self._deadlines.take(server_ns, most)
 
     @property
     def next_deadline_ns(self) -> int | None:

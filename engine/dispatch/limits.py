@@ -45,6 +45,10 @@ class Limits:
     """The same behind its begin, and behind its last message: a stream that does not wait gets messages from a
     server that takes so long for a scan and a claim. Behind messages that it has locked it is `bounded_grace_ns`:
     other transactions wait for the locks."""
+    ends_max: int = 500
+    """Leases that one decision, or one event, ends at most, because they have expired or their client or its
+    transaction is gone; the others in the next decision. Each takes the event loop up to 8 µs, and a client may hold a
+    hundred thousand."""
     locks_turn_max: int = 1_000
     """Messages offered to all of them in one decision, the others in the next one: more hold the event loop for
     several ms."""
@@ -81,6 +85,9 @@ class Limits:
     suspects_max: int = 10_000
     """Suspect messages without a lease that wait for a lookup. With more, the whole table is
     scanned instead."""
+    suspected_max: int = 1_000
+    """Messages of one report that become suspect one by one, 3 µs each. A report of more is one of any
+    message: all leases are looked up."""
     lookup_pause_min_ns: int = 20 * MS
     lookup_pause_max_ns: int = 1_000 * MS
     """Pause between lookups that find no change: acknowledgements that bypass the proxy are seen

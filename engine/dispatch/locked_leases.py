@@ -7,7 +7,9 @@ is written: it is counted in the row, by a `Release`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 
 from engine.dispatch.deliveries import Deliveries
 from engine.dispatch.effects import Cause, Effect
@@ -45,7 +47,9 @@ class LockedLeases:
             given_out, left = group.subscribers.distribute_shares(leases, len(leases) + group.scans.buffer.ready)
             self._deliveries.assign(given_out, left)
 
-    def lock_answered(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry]) -> list[Effect]:
+    def lock_answered(
+        self, now: Instant, lock_id: int, locked: AbstractSet[Key], read: Sequence[Entry]
+    ) -> list[Effect]:
         """A session has locked these of the messages that it was offered. `read`: their rows, if no scan
         had shown some of them. Ends the stream if its LIMIT is reached."""
         parts = self._parts
@@ -75,24 +79,26 @@ class LockedLeases:
                 return [self._deliveries.end_stream(lock.subscriber, Cause.COMPLETE)]
         return []
 
-    def transaction_ended(self, now: Instant, holder: int, *, failed: bool) -> None:
+    def transaction_ended(self, holder: int, *, failed: bool) -> None:
         """The transaction of a client has ended, and with it the locks on its messages. `failed`: it
         was certainly rolled back."""
-        leases = self._parts.leases.locked_by(holder)
-        if failed:
-            self._count_failures(leases, wait=True)
-            return
-        self._parts.measures.given_back += len(leases)
+        end = partial(self._count_failures, wait=True) if failed else self._unlocked
+        self._deliveries.end_in_steps(self._parts.leases.locked_by(holder), end)
+
+    def _unlocked(self, leases: Sequence[Lease]) -> None:
+        parts = self._parts
+        parts.measures.given_back += len(leases)
         free = [lease for lease in leases if not lease.is_suspect]  # The others are being looked up.
         self._deliveries.end_leases(leases)
         for lease in free:
-            self._parts.scans.unlocked(lease.expired_entry, now)
+            parts.scans.unlocked(lease.expired_entry, parts.now)
 
     def client_gone(self, holder: int) -> None:
         """A client's connection is gone, and its transaction with it: its deliveries have failed."""
         self._parts.locks.client_gone(holder)
         keep = self._parts.policy.on_disconnect is OnDisconnect.KEEP
-        self._count_failures(self._parts.leases.locked_by(holder), wait=keep)
+        end = partial(self._count_failures, wait=keep)
+        self._deliveries.end_in_steps(self._parts.leases.locked_by(holder), end)
 
     def end_all(self) -> None:
         """End all locked leases. The clients' transactions go on, and may acknowledge them."""

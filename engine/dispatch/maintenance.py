@@ -7,6 +7,7 @@ None of them depends on its answer: if one is lost, the messages are found in th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from itertools import islice
 
@@ -24,7 +25,7 @@ class Releases:
 
     def __init__(self, limits: Limits) -> None:
         self._batch_max = limits.claim_max
-        self._waiting: list[Return] = []
+        self._waiting: deque[Return] = deque()
         self._under_way: dict[Key, Return] = {}
         self._failed: set[Key] = set()
         self._pause = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
@@ -70,17 +71,14 @@ class Releases:
         due by themselves. Failed deliveries are counted in any case."""
         if self._under_way or not self._waiting or now.mono_ns < self._pause.until_ns:
             return []
-        waiting = [
-            claim for claim in self._waiting if claim.failed_wait_ns is not None or claim.deadline_ns > now.server_ns
-        ]
-        batch: dict[Key, Return] = {}
-        rest: list[Return] = []
-        for claim in waiting:
-            if claim.key in batch or len(batch) >= self._batch_max:
-                rest.append(claim)
-            else:
-                batch[claim.key] = claim
-        self._waiting, self._under_way = rest, batch
+        batch = self._under_way
+        again: list[Return] = []
+        while self._waiting and len(batch) < self._batch_max:
+            claim = self._waiting.popleft()
+            stands = claim.failed_wait_ns is not None or claim.deadline_ns > now.server_ns
+            if stands and batch.setdefault(claim.key, claim) is not claim:
+                again.append(claim)
+        self._waiting.extendleft(reversed(again))
         return [Release(tuple(batch.values()))] if batch else []
 
     def release_answered(self) -> list[Return]:

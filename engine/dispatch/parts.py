@@ -67,9 +67,9 @@ class Parts:
     failure_pause: ExponentialBackoff
     refusals: Refusals
     measures: Measures
-    locks_more: bool = False
-    """Whether the last decision has offered as many messages to streams that lock as one may, and more are
-    wanted."""
+    more: bool = False
+    """Whether the last decision has offered as many messages to streams that lock, or ended as many leases, as
+    one may, and others are left for the next one."""
     draining: bool = False
     """Whether nothing new is started any more."""
 

@@ -43,7 +43,7 @@ class Picking:
             taken = self._without_refused(taken, demand, now)
         picked = {entry.key: (group, entry) for group, entry in taken}
         if locks:
-            parts.locks_more = parts.limits.locks_turn_max == len(taken) < wanted
+            parts.more |= parts.limits.locks_turn_max == len(taken) < wanted
         if parts.dead_letters.in_use:
             for group, entry in taken:
                 if parts.dead_letters.add_if_dead(entry, now) or entry.key in parts.dead_letters:

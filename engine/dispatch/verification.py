@@ -59,6 +59,9 @@ class LeaseVerification:
         self._all = False
         """All leases are suspect."""
         self._all_extended = False
+        self._sweep: dict[Key, Lease] = {}
+        """What is left to look up of all leases, the next one last: there may be a hundred thousand."""
+        self._sweep_extended = False
         self._in_lookup: dict[Key, _InLookup] = {}
         self._shown: set[Lease] = set()
         """Leases whose claims the binary log has shown: its later reports of them are younger
@@ -68,7 +71,7 @@ class LeaseVerification:
     @property
     def has_suspects(self) -> bool:
         """Whether a message waits for a lookup."""
-        return bool(self._suspects) or self._all
+        return bool(self._suspects or self._sweep) or self._all
 
     @property
     def under_way(self) -> bool:
@@ -169,18 +172,20 @@ class LeaseVerification:
         acknowledgements), look up the messages that were sent."""
         if self._in_lookup or now.mono_ns < self._pause.until_ns:
             return []
-        if self._all:
-            # In calls that take dicts whole: there may be a hundred thousand leases.
-            noted = self._suspects
-            self._suspects = noted | dict.fromkeys(self._leases.keys, self._all_extended)
-            if not self._all_extended:
-                self._suspects.update(noted)
+        if self._all and not self._sweep:
+            self._sweep, self._sweep_extended = self._leases.by_key(), self._all_extended
             self._all = self._all_extended = False
-        elif not self._suspects and starved():
+        elif not self._suspects and not self._sweep and starved():
             sent = (lease.key for lease in self._leases if lease.is_sent and not lease.locked)
             self._suspects.update((key, False) for key in islice(sent, self._limits.lookup_max))
-        keys = tuple(islice(self._suspects, self._limits.lookup_max))
-        self._in_lookup = {key: _InLookup(self._leases.get(key), self._suspects.pop(key)) for key in keys}
+        suspects, sweep = self._suspects, self._sweep
+        while sweep and len(suspects) < self._limits.lookup_max:
+            key, _ = sweep.popitem()
+            suspects[key] = self._sweep_extended or suspects.get(key, False)
+        keys = tuple(islice(suspects, self._limits.lookup_max))
+        if sweep and self._sweep_extended:
+            suspects.update((key, True) for key in keys if key in sweep)
+        self._in_lookup = {key: _InLookup(self._leases.get(key), suspects.pop(key)) for key in keys}
         return [Lookup(keys)] if keys else []
 
     def lookup_answered(
@@ -231,7 +236,10 @@ class LeaseVerification:
         again = self._all or lease.key in self._suspects  # This answer may be older than the new report.
         extended = looked_up.extended or self._all_extended or self._suspects.get(lease.key, False)
         if again and looked_up.extended:
-            self._note(lease.key, extended=True)
+            if self._all:
+                self._all_extended = True
+            else:
+                self._note(lease.key, extended=True)
         if entry.due_ns != lease.deadline_ns and not (extended and entry.due_ns > decided_ns):
             return False
         if lease.is_suspect and not again:

@@ -12,9 +12,9 @@ def next_wake_ns(parts: Parts) -> int | None:
     times = [parts.releases.release_ns]
     if (deadline_ns := parts.leases.next_deadline_ns) is not None:
         times.append(now.until(deadline_ns))
+    if parts.more:
+        times.append(now.mono_ns + 1)
     if not parts.draining:
-        if parts.locks_more:
-            times.append(now.mono_ns + 1)
         times += [
             parts.purges.purge_ns,
             parts.abandoned.search_ns,

@@ -150,7 +150,7 @@ class LockingStream(Stream):
         """Answer the offers that nobody takes any more: nothing was locked."""
         while self._offers:
             _, answer = self._offers.popleft()
-            answer(())
+            answer(frozenset())
 
     def flush(self) -> None:
         """Write what is to be sent. Otherwise it is written with the next rows or the end."""

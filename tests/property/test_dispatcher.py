@@ -10,6 +10,7 @@ The same machine must fail with dispatchers that are broken on purpose: a test t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -800,9 +801,9 @@ class RollbacksAreNotCounted(Dispatcher):
 class MissedLocksCountAsLocked(Dispatcher):
     """A message that a session could not lock is held by its client nevertheless."""
 
-    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key], read: Sequence[Entry] = ()) -> Effects:
+    def lock_done(self, now: Instant, lock_id: int, locked: AbstractSet[Key], read: Sequence[Entry] = ()) -> Effects:
         lock = self.parts.locks._by_id.get(lock_id)
-        return super().lock_done(now, lock_id, [lease.key for lease in lock.leases] if lock else locked, read)
+        return super().lock_done(now, lock_id, {lease.key for lease in lock.leases} if lock else locked, read)
 
 
 class OnlyTheLastEventOfATurnCounts(Dispatcher):

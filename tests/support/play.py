@@ -129,6 +129,8 @@ class Stage:
             window_max=40,
             lock_max=5,
             locks_turn_max=7,
+            ends_max=3,
+            suspected_max=4,
             over_max=6,
         )
     )
@@ -283,7 +285,7 @@ class Stage:
         for asked in tuple(self.asked):
             if isinstance(asked.effect, Lock) and self.streams[asked.effect.subscriber].holder == holder:
                 if asked.answer is None:
-                    asked.answer = partial(self.dispatcher.lock_done, self.now, asked.effect.lock_id, ())
+                    asked.answer = partial(self.dispatcher.lock_done, self.now, asked.effect.lock_id, frozenset())
                 self.answer(asked)
 
     def unlock_others(self) -> None:
@@ -297,7 +299,7 @@ class Stage:
             self.holdings.pop(key, None)
         self.acks_to_commit -= set(keys)
 
-    def _lock(self, lock: Lock) -> list[Key]:
+    def _lock(self, lock: Lock) -> frozenset[Key]:
         """The session of a stream FOR UPDATE locks what it can, and its client gets the rows."""
         stream = self.streams[lock.subscriber]
         locked = [key for key in lock.keys if self._is_lockable(key, lock, stream.selection)]
@@ -306,7 +308,7 @@ class Stage:
             self.row_locks[key] = stream.holder
             if lock.subscriber not in self.ended:
                 self._delivered(lock.subscriber, int(key), locked=True)
-        return locked
+        return frozenset(locked)
 
     def _is_lockable(self, key: Key, lock: Lock, selection: Selection) -> bool:
         row = self.rows.get(key)
@@ -502,7 +504,10 @@ class Stage:
         """Let the database and the dispatcher finish all that is under way, at this instant."""
         for _ in range(most):
             if not self.asked:
-                return
+                if not self.dispatcher.parts.more:
+                    return
+                self.handle(self.dispatcher.tick)
+                continue
             asked = self.asked[0]
             if asked.answer is None:
                 self.do(asked)

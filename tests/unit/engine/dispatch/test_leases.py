@@ -21,7 +21,7 @@ def test_a_lease_released_and_claimed_again_with_the_same_deadline_expires_once(
     leases.add_lease(first)
     leases.end(first)
     leases.add_lease(second)
-    assert leases.expired(10) == [second]
+    assert leases.expired(10, 10) == [second]
 
 
 def test_a_lease_that_has_ended_does_not_expire() -> None:
@@ -30,7 +30,7 @@ def test_a_lease_that_has_ended_does_not_expire() -> None:
     leases.add_lease(gone)
     leases.end(gone)
     assert leases.next_deadline_ns is None
-    assert leases.expired(10) == []
+    assert leases.expired(10, 10) == []
 
 
 def test_a_locked_message_does_not_expire_though_an_earlier_claim_of_it_had_that_deadline() -> None:
@@ -44,7 +44,7 @@ def test_a_locked_message_does_not_expire_though_an_earlier_claim_of_it_had_that
     leases.add_lease(locked)
     assert (locked.epoch, locked.deadline_ns) == (claimed.epoch, claimed.deadline_ns)
     assert leases.next_deadline_ns is None
-    assert leases.expired(10) == []
+    assert leases.expired(10, 10) == []
     assert leases.get(1) is locked
 
 
@@ -54,8 +54,15 @@ def test_leases_expire_in_the_order_of_their_deadlines_and_not_before() -> None:
     leases.add_lease(late)
     leases.add_lease(early)
     assert leases.next_deadline_ns == 10
-    assert leases.expired(9) == []
-    assert leases.expired(25) == [early, late]
+    assert leases.expired(9, 10) == []
+    assert leases.expired(25, 10) == [early, late]
+
+
+def test_of_leases_that_have_expired_at_one_time_as_many_are_taken_as_wanted() -> None:
+    leases = Leases(GroupsInFlight())
+    for key in range(5):
+        leases.add_lease(lease(key, deadline_ns=10))
+    assert [[over.key for over in leases.expired(10, 2)] for _ in range(4)] == [[0, 1], [2, 3], [4], []]
 
 
 def test_a_holder_has_its_leases_until_they_end() -> None:

@@ -178,7 +178,7 @@ def test_messages_of_a_failed_lookup_are_the_first_of_the_next(verification: Ver
     verification.suspect_any(extended=False)
     verification.lookup_failed(NOW)
     assert asked(verification) == ()
-    assert asked(verification, verification.pause_until_ns) == (1, 2, 3)
+    assert asked(verification, verification.pause_until_ns) == (1, 5, 4)
 
 
 def test_a_message_with_a_certain_outcome_is_not_looked_up(verification: Verification) -> None:

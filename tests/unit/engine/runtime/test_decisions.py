@@ -16,6 +16,7 @@ from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Cause, Claim, Lock
 from engine.dispatch.instant import Instant
 from engine.queue_table import QueueTable
+from engine.runtime import table_runner
 from engine.runtime.executor import EngineSettings
 from engine.runtime.store_effects import StoreEffects
 from engine.runtime.table_runner import CLAIMS_IN_ONE_TURN, LockAnswer
@@ -105,7 +106,7 @@ def test_the_work_of_many_clients_in_one_turn_is_one_decision(together: list[lis
             assert together == [["subscribe"] * CLIENTS, [DECISION]]
             for client in clients:
                 lock, answer = client.offers.pop()
-                answer(lock.keys)
+                answer(set(lock.keys))
             await until(lambda: all(client.ended for client in clients))
             assert together[2:] == [["lock_done"] * CLIENTS]  # All streams have ended by that.
             for holder, key in enumerate(range(1, CLIENTS + 1), 1):
@@ -113,6 +114,36 @@ def test_the_work_of_many_clients_in_one_turn_is_one_decision(together: list[lis
                 engine.transaction_ended(holder, failed=False)
             await until(lambda: len(together) > 3)
             assert together[3:] == [["settled", *["transaction_ended"] * CLIENTS, DECISION]]
+
+    asyncio.run(play())
+
+
+def test_many_acknowledgements_in_one_turn_are_handed_over_in_several_and_the_end_of_their_transaction_behind_them(
+    together: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes some microseconds, and one statement may acknowledge ten thousand."""
+    monkeypatch.setattr(table_runner, "SETTLED_IN_ONE_TURN", 3)
+
+    async def play() -> None:
+        async with running(8) as (engine, queue):
+            client = Client()
+            engine.subscribe(
+                queue, client, holder=1, row_format=FORMAT, limit=8, first_wait_ns=10**10, locker=client.lock
+            )
+            await until(lambda: client.offers)
+            lock, answer = client.offers.pop()
+            answer(set(lock.keys))
+            await until(lambda: client.ended)
+            together.clear()
+            engine.acknowledged(TABLE, range(1, 9), certain=True, holder=1)
+            engine.transaction_ended(1, failed=False)
+            await until(lambda: any("transaction_ended" in events for events in together))
+            handed_over = [[event for event in events if event != DECISION] for events in together]
+            assert [events for events in handed_over if events] == [
+                ["settled"],
+                ["settled"],
+                ["settled", "transaction_ended"],
+            ]
 
     asyncio.run(play())
 
@@ -161,7 +192,7 @@ def test_an_offer_to_a_stream_that_has_just_ended_is_answered() -> None:
             ]
             await until(lambda: first.offers)
             (lock, answer) = first.offers.pop()
-            answer(lock.keys)
+            answer(set(lock.keys))
             await until(lambda: first.ended)
             assert not second.offers
             assert not engine.holds(2)
