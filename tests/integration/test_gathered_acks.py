@@ -225,10 +225,13 @@ def test_an_ack_of_several_messages_is_carried_out_as_one(acks: Acks) -> None:
         return [f"ACK m WHERE id IN ({number}, {-number}, {number})" for number in ids]
 
     acks.until_gathered([1] * CLIENTS, in_pairs)
-    listed = ", ".join(map(str, ids := acks.messages(100)))
-    before = acks.gathered
-    assert affected(acks.clients[0].query(f"ACK m WHERE id IN ({listed})")) == len(ids)
-    assert acks.gathered == before + 1
+    for _ in range(ROUNDS_MAX):
+        listed = ", ".join(map(str, ids := acks.messages(100)))
+        before = acks.gathered
+        assert affected(acks.clients[0].query(f"ACK m WHERE id IN ({listed})")) == len(ids)
+        if acks.gathered == before + 1:
+            return
+    raise AssertionError("never carried out by the engine")
 
 
 def test_a_session_does_not_notice_its_acks(acks: Acks) -> None:
