@@ -40,12 +40,14 @@ from proxy.server.parts import (
     complete_the_start,
     engine_settings,
     listening,
+    own_listener,
     private_server,
     reload_certificate,
     running,
     store_limits,
 )
 from proxy.server.processes import Announce, Report, Supervisor
+from proxy.server.sign_ins import SignIns
 from proxy.server.sources import Sources, first_held, known_problems, own_streams
 from proxy.server.tracing import traced
 from proxy.settings import BadSetting, Settings, advice, load
@@ -277,11 +279,13 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack, announce:
         probe.reason,
         probe.unready,
         inspector.inspect,
+        inspector.forget,
         partial(own_streams, proxy),
         partial(known_problems, proxy),
         partial(first_held, deliveries),
     )
-    admin = Admin(sources, access, settings.admin_connections_max, show_payload=settings.admin_show_payload)
+    sign_ins = SignIns(partial(own_listener, settings, listen))
+    admin = Admin(sources, access, sign_ins, settings.admin_connections_max, show_payload=settings.admin_show_payload)
     await checks.warn(engine, settings)
     admin_at = await _ready(settings, stack, admin)
     announce(listen, admin_at, servers.shown)

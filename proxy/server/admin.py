@@ -5,6 +5,7 @@
 | `/`        | the page of queues (proxy.server.page) |
 | `/queue`, `/proxies` | further pages (proxy.server.queue_page) |
 | `/messages`, `/message` | messages of a queue, one of them (proxy.server.message_page) |
+| `/sign-in`, `/sign-out`, `/act` | acting with one's own rights (proxy.server.acting) |
 | `/livez`   | 200 as long as the event loop runs |
 | `/readyz`  | 200 if clients can be served here; else 503 with the reasons |
 | `/health`  | 200 if the proxy accepts clients and reaches a server; else 503 with the reason |
@@ -29,12 +30,14 @@ from engine.service import Engine
 from engine.store.port import StoreError
 from proxy.server import markup, message_page, page, queue_page
 from proxy.server.access import Access
+from proxy.server.acting import FORM_MAX, ID_MAX, NAME_MAX, Acting
 from proxy.server.admin_connections import AdminConnections
 from proxy.server.inspection import PROXIES, Inspected, Question
 from proxy.server.message_list import STATES, MessageQuery, PageStart
 from proxy.server.message_rows import TEXT_MAX
 from proxy.server.metrics import exposition
 from proxy.server.overview import History, Overview
+from proxy.server.sign_ins import SignIns
 from proxy.server.sources import Problem, Sources
 from proxy.session.queries import sql
 
@@ -49,13 +52,8 @@ PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
     " img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # With no-referrer, forms would come without an Origin.
 }
-
-NAME_MAX = 64
-"""Characters of a name, as the servers have it."""
-ID_MAX = 3_072
-"""Characters of an id: what an index can hold."""
 
 UNANSWERED = f"the server has not answered within {PROBE_WAIT_S:g} s"
 DRAINING = "the proxy is being stopped"
@@ -127,14 +125,18 @@ class Probe:
 class Admin:
     """The HTTP listener."""
 
-    def __init__(self, sources: Sources, access: Access, connections_max: int, *, show_payload: bool = False) -> None:
+    def __init__(
+        self, sources: Sources, access: Access, sign_ins: SignIns, connections_max: int, *, show_payload: bool = False
+    ) -> None:
         """`connections_max`: how many connections may be open. `show_payload`: whether the page of a message
         shows what the application has written."""
         self._sources, self._show_payload = sources, show_payload
         self._draining = False
         self._history = History()
         self._connections = AdminConnections(connections_max, access.context)
-        app = web.Application(middlewares=[self._connections.follow, access.check])
+        self._sign_ins = sign_ins
+        self._acting = Acting(sign_ins, sources.inspect, sources.changed, self._still)
+        app = web.Application(middlewares=[self._connections.follow, access.check], client_max_size=FORM_MAX)
         app.add_routes(
             [
                 web.get("/", self._page),
@@ -142,11 +144,12 @@ class Admin:
                 web.get("/messages", self._messages),
                 web.get("/message", self._message),
                 web.get("/proxies", self._proxies),
-                web.get(r"/{name:page\.(?:css|js)}", self._asset),
+                web.get(r"/{name:pico\.css|page\.(?:css|js)}", self._asset),
                 web.get("/livez", self._livez),
                 web.get("/readyz", self._readyz),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
+                *self._acting.routes(),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)
@@ -163,8 +166,9 @@ class Admin:
         self._draining = True
 
     async def stop(self) -> None:
-        """Close the listener."""
+        """Close the listener and end all sessions."""
         self._connections.close()
+        await self._sign_ins.close()
         await self._runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -194,7 +198,7 @@ class Admin:
 
     async def _page(self, request: web.Request) -> web.Response:
         overview, wanted = await self._overview(), page.Request.of(request.query)
-        render = page.content if _is_part(request) else page.document
+        render = page.content if _is_part(request) else partial(page.document, account=self._acting.account(request))
         unready = await self._sources.unready()
         problems = [*([Problem(None, unready)] if unready else []), *await self._sources.problems()]
         held = await self._sources.held()
@@ -204,33 +208,61 @@ class Admin:
         name = _table(request)
         overview, streams = await self._overview(), self._sources.streams()
         inspected = await self._sources.inspect(Question(name))
-        content = partial(queue_page.queue_content, overview, inspected, streams, name, show_payload=self._show_payload)
-        return await _answer(request, f"ackstream: {name}", content, message_page.search_form(name), inspected)
+        content = partial(
+            queue_page.queue_content,
+            overview,
+            inspected,
+            streams,
+            name,
+            show_payload=self._show_payload,
+            may_act=self._acting.signed_in(request) is not None,
+        )
+        return await self._answer(request, f"ackstream: {name}", content, message_page.search_form(name), inspected)
 
     async def _messages(self, request: web.Request) -> web.Response:
         name, wanted = _table(request), _wanted(request)
         inspected = await self._sources.inspect(Question(name, listed=wanted))
         content = partial(message_page.list_content, inspected, name)
         form = message_page.list_form(inspected, name, wanted)
-        return await _answer(request, f"ackstream: messages of {name}", content, form, inspected)
+        return await self._answer(request, f"ackstream: messages of {name}", content, form, inspected)
 
     async def _message(self, request: web.Request) -> web.Response:
         name, number = _table(request), request.query.get("id", "")[:ID_MAX]
         inspected = await self._sources.inspect(Question(name, number))
-        content = partial(message_page.message_content, inspected, name, number)
-        return await _answer(
+        may_act = self._acting.signed_in(request) is not None
+        content = partial(message_page.message_content, inspected, name, number, may_act=may_act)
+        return await self._answer(
             request, f"ackstream: message of {name}", content, message_page.search_form(name), inspected
         )
 
     async def _proxies(self, request: web.Request) -> web.Response:
         inspected = await self._sources.inspect(PROXIES)
         content = partial(queue_page.proxies_content, await self._overview(), inspected, self._sources.streams())
-        return await _answer(request, "ackstream: proxies", content)
+        return await self._answer(request, "ackstream: proxies", content)
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         kind = "text/css" if name.endswith("css") else "text/javascript"
         return _compressed(web.Response(text=markup.asset(name), content_type=kind, headers=PAGE_HEADERS))
+
+    async def _answer(
+        self,
+        request: web.Request,
+        title: str,
+        render: Callable[[], str],
+        search: str = "",
+        inspected: Inspected | None = None,
+    ) -> web.Response:
+        """A page, with 404 if it shows that what was to be `inspected` is not there."""
+        is_there = inspected is None or inspected.details is not None or bool(inspected.problem)
+        content = await asyncio.to_thread(render)
+        whole = content if _is_part(request) else markup.document(title, content, search, self._acting.account(request))
+        return _html(whole, 200 if is_there else 404)
+
+    def _still(self, request: web.Request, title: str, content: str) -> web.Response:
+        """A page that does not refresh itself."""
+        account = self._acting.account(request)
+        return _html(markup.document(f"ackstream: {title}", content, account=account, is_live=False))
 
     async def _overview(self) -> Overview:
         return await self._view(await self._sources.collected(counted=True))
@@ -258,15 +290,6 @@ def _wanted(request: web.Request) -> MessageQuery:
 
 def _is_part(request: web.Request) -> bool:
     return request.query.get("part") == "content"
-
-
-async def _answer(
-    request: web.Request, title: str, render: Callable[[], str], search: str = "", inspected: Inspected | None = None
-) -> web.Response:
-    """A page, with 404 if it shows that what was to be `inspected` is not there."""
-    is_there = inspected is None or inspected.details is not None or bool(inspected.problem)
-    content = await asyncio.to_thread(render)
-    return _html(content if _is_part(request) else markup.document(title, content, search), 200 if is_there else 404)
 
 
 def _html(text: str, status: int = 200) -> web.Response:

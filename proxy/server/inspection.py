@@ -198,6 +198,10 @@ class Inspector:
             self._readings[question] = now_s + (SHARED_S if question.message is None else 0.0), task
         return await asyncio.shield(task)
 
+    def forget(self) -> None:
+        """Show no reading that was made before now."""
+        self._readings = {asked: (0.0, task) for asked, (_, task) in self._readings.items() if not task.done()}
+
     async def _answer(self, question: Question) -> Inspected:
         async with self._free:
             if question.proxies:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib import resources
+from typing import Protocol
 from urllib.parse import urlencode
 
 from engine.dispatch.measures import BUCKETS_S
@@ -23,8 +24,10 @@ def asset(name: str) -> str:
     return resources.files(__package__ or "").joinpath(name).read_text("utf-8")
 
 
-def document(title: str, content: str, search: str = "") -> str:
-    """A whole page. `content` is the part that is replaced every few seconds; the form `search` is not."""
+def document(title: str, content: str, search: str = "", account: str = "", *, is_live: bool = True) -> str:
+    """A whole page. `content` is the part that is replaced every few seconds if it `is_live`; the form `search`, and
+    who has signed in (`account`), are not."""
+    live = " data-live" if is_live else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -33,14 +36,16 @@ def document(title: str, content: str, search: str = "") -> str:
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
 <link rel="icon" href="data:,">
+<link rel="stylesheet" href="/pico.css">
 <link rel="stylesheet" href="/page.css">
 </head>
 <body>
 <header><p class=brand>ackstream</p><nav aria-label="Pages"><a href="/">Queues</a> <a href="/proxies">Proxies</a></nav>
 {search}
-<p id="state" role="status">Updated now</p></header>
+<p id="state" role="status">{"Updated now" if is_live else ""}</p>
+{account}</header>
 <main>
-<div id="content">
+<div id="content"{live}>
 {content}
 </div>
 </main>
@@ -76,18 +81,28 @@ def bound(seconds: float) -> str:
     return f"≤ {duration(seconds)}" if seconds != float("inf") else f"> {duration(BUCKETS_S[-1])}"
 
 
-def link(path: str, query: Mapping[str, str] | Sequence[tuple[str, str]], text: str, *, current: bool = False) -> str:
-    """A link to another page. `current`: it is the one that is shown."""
+def link(
+    path: str, query: Mapping[str, str] | Sequence[tuple[str, str]], text: str, *, current: bool = False, kind: str = ""
+) -> str:
+    """A link to another page. `current`: it is the one that is shown. `kind`: its role."""
     asked = f"?{urlencode(query)}" if query else ""
     mark = " aria-current=page" if current else ""
+    mark += f" role={kind}" if kind else ""
     return f'<a href="{escape(path + asked, quote=True)}"{mark}>{escape(text)}</a>'
 
 
-def field(name: str, label: str, value: str = "", kind: str = "search") -> str:
-    """A field of a form, inside its label."""
+def field(name: str, label: str, value: str = "", kind: str = "search", completed: str = "off") -> str:
+    """A field of a form, inside its label. `completed`: what a browser may fill in."""
     return (
-        f"<label>{escape(label)} "
-        f'<input name="{name}" type="{kind}" value="{escape(value, quote=True)}" autocomplete="off"></label>'
+        f'<label>{escape(label)} <input name="{name}" type="{kind}" value="{escape(value, quote=True)}"'
+        f' autocomplete="{completed}"></label>'
+    )
+
+
+def hidden(**values: str) -> str:
+    """Fields of a form that nobody sees."""
+    return "".join(
+        f'<input type="hidden" name="{name}" value="{escape(value, quote=True)}">' for name, value in values.items()
     )
 
 
@@ -116,7 +131,7 @@ def table(
     heading = f'<h2 id="{key}">{escape(title)}</h2>'
     if not rows:
         return f"{heading}<p>{escape(without)}</p>"
-    kinds = [" class=n" if name in numbers else "" for name in heads]
+    kinds = ["", *(" class=n" if name in numbers else "" for name in heads[1:])]
     head = "".join(f"<th scope=col{kind}>{escape(name)}</th>" for kind, name in zip(kinds, heads, strict=True))
     body = "".join(f"<tr><th scope=row>{first}</th>{_cells(kinds[1:], rest)}</tr>" for first, *rest in rows)
     return (
@@ -129,13 +144,25 @@ def _cells(kinds: Sequence[str], cells: Sequence[str]) -> str:
     return "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True))
 
 
-def sql_list(statements: Sequence[tuple[str, str]]) -> str:
+class Described(Protocol):
+    """A statement with what it does."""
+
+    @property
+    def what(self) -> str:
+        """What it does, in words."""
+
+    @property
+    def text(self) -> str:
+        """The statement."""
+
+
+def sql_list(statements: Sequence[Described]) -> str:
     """Statements to copy, each with what it does."""
     items = "".join(
-        f"<li>{escape(what)}<div class=sql><pre>{escape(text)};</pre>"
-        f'<button class=copy type=button data-key="{escape(text[:SQL_KEY_MAX], quote=True)}"'
-        f' aria-label="Copy: {escape(what, quote=True)}">Copy</button></div></li>'
-        for what, text in statements
+        f"<li>{escape(one.what)}<div class=sql><pre>{escape(one.text)};</pre>"
+        f'<button class=copy type=button data-key="{escape(one.text[:SQL_KEY_MAX], quote=True)}"'
+        f' aria-label="Copy: {escape(one.what, quote=True)}">Copy</button></div></li>'
+        for one in statements
     )
     return f"<ul class=statements>{items}</ul>"
 

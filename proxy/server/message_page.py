@@ -5,12 +5,11 @@ from __future__ import annotations
 from html import escape
 
 from engine.model import NS_PER_S, TableId
-from engine.quoting import qualified
+from proxy.server.acting import action_links
+from proxy.server.actions import statements_of
 from proxy.server.inspection import Inspected, MessageDetails
-from proxy.server.markup import duration, facts, field, link, number, or_dash, sql_list, table
+from proxy.server.markup import duration, facts, field, hidden, link, number, or_dash, sql_list, table
 from proxy.server.message_list import STATES, MessageList, MessageQuery
-from proxy.server.message_rows import ShownMessage
-from proxy.session.queries import sql
 
 NONE = {
     "ready": "No message is due.",
@@ -23,7 +22,7 @@ NONE = {
 def search_form(name: TableId) -> str:
     """Find a message by its id."""
     return (
-        f'<form method="get" action="/message" role="search">{_hidden(name)}'
+        f'<form method="get" action="/message" role="search">{hidden(db=name.db, name=name.name)}'
         f"{field('id', 'Message with the id')}<button>Show</button></form>"
     )
 
@@ -41,10 +40,9 @@ def list_form(found: Inspected, name: TableId, wanted: MessageQuery) -> str:
         )
     if not fields:
         return search_form(name)
-    state = f'<input type="hidden" name="state" value="{escape(wanted.state, quote=True)}">'
     return (
         f'{search_form(name)}<form method="get" action="/messages" role="search">'
-        f"{_hidden(name)}{state}{fields}<button>Find</button></form>"
+        f"{hidden(db=name.db, name=name.name)}{hidden(state=wanted.state)}{fields}<button>Find</button></form>"
     )
 
 
@@ -59,8 +57,8 @@ def list_content(inspected: Inspected, name: TableId) -> str:
     return "\n".join([head, _states(listed), problem, _rows(listed), _pages(listed)])
 
 
-def message_content(inspected: Inspected, name: TableId, number_shown: str) -> str:
-    """The page of a message."""
+def message_content(inspected: Inspected, name: TableId, number_shown: str, *, may_act: bool) -> str:
+    """The page of a message. `may_act`: somebody has signed in."""
     head = f"<h1>Message {escape(number_shown)}</h1><p>of {queue_link(name)}</p>"
     details = inspected.details
     if not isinstance(details, MessageDetails):
@@ -80,7 +78,9 @@ def message_content(inspected: Inspected, name: TableId, number_shown: str) -> s
         pairs.append(("Last reason", escape(message.reason)))
     if message.reason_at is not None:
         pairs.append(("Given back at", escape(message.reason_at)))
-    return "\n".join([head, facts(pairs), _payload(details), "<h2>SQL</h2>", sql_list(_message_sql(details))])
+    statements = statements_of(details)
+    actions = action_links(statements, name, number_shown) if may_act else ""
+    return "\n".join([head, actions, facts(pairs), _payload(details), "<h2>SQL</h2>", sql_list(statements)])
 
 
 def queue_link(name: TableId) -> str:
@@ -105,11 +105,6 @@ def when(time_ns: int | None, now_ns: int) -> str:
         return "at once"
     past_s = (now_ns - time_ns) / NS_PER_S
     return f"{duration(past_s)} ago" if past_s >= 0 else f"in {duration(-past_s)}"
-
-
-def _hidden(name: TableId) -> str:
-    values = (("db", name.db), ("name", name.name))
-    return "".join(f'<input type="hidden" name="{key}" value="{escape(value, quote=True)}">' for key, value in values)
 
 
 def _states(listed: MessageList) -> str:
@@ -165,22 +160,3 @@ def _payload(details: MessageDetails) -> str:
         return "<h2>Payload</h2><p>It is shown with admin_show_payload = true.</p>"
     rows = [[escape(name), or_dash(value)] for name, value in details.payload]
     return table("payload", "Payload", ["Column", "Value"], rows, "It has no columns of its own.")
-
-
-def _message_sql(details: MessageDetails) -> list[tuple[str, str]]:
-    name, where = qualified(details.table), f"id = {_literal(details.message, details.id_literal)}"
-    statements = [("Read it", sql("copied_select", table=name, id=where.removeprefix("id = ")))]
-    if details.message.time_acked_ns is None:
-        statements += [
-            ("Deliver it at once", f"NACK {name} WHERE {where}"),
-            ("Deliver it in an hour", f"NACK {name} WHERE {where} DELAY 3600"),
-            ("Never deliver it again", f"ACK {name} WHERE {where}"),
-            ("Delete it", sql("copied_delete", table=name, id=where.removeprefix("id = "))),
-        ]
-    return statements
-
-
-def _literal(message: ShownMessage, literal: str) -> str:
-    """The id for people, where that is safe in any sql_mode."""
-    plain = message.id.isascii() and message.id.isprintable() and not set(message.id) & {"'", '"', "\\"}
-    return f"'{message.id}'" if literal.startswith("_utf8mb4") and plain else literal

@@ -56,5 +56,5 @@
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
   search?.addEventListener("input", update);
-  setInterval(() => { if (!document.hidden) update(); }, EVERY_MS);
+  if (content.hasAttribute("data-live")) setInterval(() => { if (!document.hidden) update(); }, EVERY_MS);
 })();

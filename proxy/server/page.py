@@ -70,9 +70,13 @@ class Request:
 
 
 def document(
-    overview: Overview, request: Request, problems: Sequence[Problem] = (), held: Iterable[HeldDelivery] = ()
+    overview: Overview,
+    request: Request,
+    problems: Sequence[Problem] = (),
+    held: Iterable[HeldDelivery] = (),
+    account: str = "",
 ) -> str:
-    """The whole page; as `content`."""
+    """The whole page; as `content`. `account`: who has signed in."""
     search = escape(request.search, quote=True)
     form = f"""<form method="get" role="search">
 <label for="search">Queues whose name contains</label>
@@ -80,7 +84,7 @@ def document(
 <input name="sort" type="hidden" value="{request.sort}">
 <button>Search</button>
 </form>"""
-    return markup.document("ackstream: queues", content(overview, request, problems, held), form)
+    return markup.document("ackstream: queues", content(overview, request, problems, held), form, account)
 
 
 def content(

@@ -23,7 +23,7 @@ from proxy.backend import ENCODED
 from proxy.embedded.server import EmbeddedServer, EmbeddedServerError
 from proxy.server.backends import Backends, backends_of
 from proxy.settings import BadSetting, Settings
-from proxy.transport.addresses import beyond_loopback, shown
+from proxy.transport.addresses import beyond_loopback, reached_at, shown
 from sqlrewrite.ack import compile_grammars
 
 log = logging.getLogger(__name__)
@@ -120,6 +120,14 @@ async def running(engine: Engine, settings: Settings, at: str) -> AsyncIterator[
         yield
     finally:
         await engine.close()
+
+
+def own_listener(settings: Settings, listen: str, user: str, password: str) -> BackendAddress:
+    """This proxy's own listener at HOST:PORT as an address to connect to from this machine, with an account. With TLS
+    where it is offered: some accounts require it."""
+    host, _, port = listen.rpartition(":")
+    host = reached_at(host).strip("[]")
+    return BackendAddress(host, int(port), user, password, tls=True if settings.tls else None)
 
 
 def store_limits(settings: Settings) -> StoreLimits:

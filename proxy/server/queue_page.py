@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from engine.model import NS_PER_S, TableId
-from engine.quoting import qualified, quoted
+from proxy.server.acting import action_links
+from proxy.server.actions import statements_of
 from proxy.server.held import held_of
 from proxy.server.holding import REASONS
 from proxy.server.inspection import Inspected, QueueDetails
@@ -22,18 +23,26 @@ EVENTS_SHOWN = 5
 
 
 def queue_content(
-    overview: Overview, inspected: Inspected, streams: Sequence[RunningStream], name: TableId, *, show_payload: bool
+    overview: Overview,
+    inspected: Inspected,
+    streams: Sequence[RunningStream],
+    name: TableId,
+    *,
+    show_payload: bool,
+    may_act: bool,
 ) -> str:
-    """The page of a queue."""
+    """The page of a queue. `may_act`: somebody has signed in."""
     state = next((queue for queue in overview.queues if queue.name == (name.db, name.name)), None)
     head = f"<h1>{escape(str(name))}</h1>"
     details = inspected.details
     if not isinstance(details, QueueDetails):
         reason = inspected.problem or "There is no such queue, or its account may not see it."
         return f"{head}<p class=late>{escape(reason)}</p>{_events(inspected)}"
+    statements = statements_of(details)
     return "\n".join(
         [
             head,
+            action_links(statements, name) if may_act else "",
             _state(state, details),
             _problems(state, details),
             _events(inspected),
@@ -42,7 +51,7 @@ def queue_content(
             _reasons(details),
             _groups(details),
             _streams(name, streams, show_payload=show_payload),
-            _sql(details),
+            f"<h2>SQL</h2>{sql_list(statements)}",
             _settings(details),
         ]
     )
@@ -135,23 +144,6 @@ def _plot(state: QueueState, title: str, name: str, shown: Callable[[float], str
         f"<figure><figcaption>{escape(text)}</figcaption>{line(points, text, PLOT_WIDTH, PLOT_HEIGHT)}"
         f"<p class=axis><span>{duration(last_s - first_s)} ago</span><span>now</span></p></figure>"
     )
-
-
-def _sql(details: QueueDetails) -> str:
-    name = qualified(details.table)
-    paused = dict(details.settings).get("PAUSED") == "yes"
-    statements = [
-        ("What it is", f"SHOW CREATE QUEUE {name}"),
-        ("All queues of its database", f"SHOW FULL QUEUES FROM {quoted(details.table.db)}"),
-        ("Deliver again" if paused else "Deliver nothing", f"{'RESUME' if paused else 'PAUSE'} QUEUE {name}"),
-    ]
-    if details.dead_letter is not None:
-        statements.append(("Bring its dead messages back", f"REDRIVE QUEUE {qualified(details.dead_letter)} TO {name}"))
-    statements += [
-        (f"Bring the messages back to {source}", f"REDRIVE QUEUE {name} TO {qualified(source)}")
-        for source in details.sources
-    ]
-    return f"<h2>SQL</h2>{sql_list(statements)}"
 
 
 def _streams(name: TableId | None, streams: Sequence[RunningStream], *, show_payload: bool) -> str:

@@ -50,6 +50,8 @@ class Sources:
     unready: Callable[[], Awaitable[str | None]]
     """Why clients cannot be served."""
     inspect: Callable[[Question], Awaitable[Inspected]]
+    changed: Callable[[], None]
+    """Somebody has changed something on a page: the next one is to show it."""
     streams: Callable[[], Sequence[RunningStream]]
     problems: Callable[[], Awaitable[Sequence[Problem]]]
     """Of all queues, broken ones first."""

@@ -476,10 +476,14 @@ WHERE $condition GROUP BY $columns ORDER BY messages DESC LIMIT $limit
 -- One message by its id, for the same page. On the engine's connection.
 SELECT $columns FROM $table FORCE INDEX ($id_index) WHERE id = $id LIMIT 1
 
+-- name: copied_update
+-- To copy from the page, or to run there. The other statements that are shown there are ackstream's own.
+UPDATE $table SET time_next = $time_next WHERE id = $id AND time_acked IS NULL
+
 -- name: copied_select
 -- To copy from the page.
 SELECT * FROM $table WHERE id = $id
 
 -- name: copied_delete
--- To copy from the page.
+-- To copy from the page, or to run there.
 DELETE FROM $table WHERE id = $id AND time_acked IS NULL

@@ -33,4 +33,9 @@ def url_of(listening: str, *, secure: bool) -> str:
     """What a browser on this machine opens to see a page that is served at HOST:PORT, the first of several
     separated by commas."""
     host, _, port = listening.partition(",")[0].rpartition(":")
-    return f"{'https' if secure else 'http'}://{_UNSPECIFIED.get(host, host)}:{port}/"
+    return f"{'https' if secure else 'http'}://{reached_at(host)}:{port}/"
+
+
+def reached_at(host: str) -> str:
+    """The host, an IPv6 one in brackets, to connect to from this machine if a program listens there."""
+    return _UNSPECIFIED.get(host, host)

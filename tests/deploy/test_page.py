@@ -4,6 +4,7 @@ finds nothing. The pictures of docs/ are made here with PICTURES=docs/pictures."
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 from collections.abc import Awaitable, Callable
@@ -16,12 +17,14 @@ from tests.support.browser import Tab, opened
 from tests.support.proxies import RunningProxy
 from tests.support.queues import enqueue, rows, run
 from tests.support.servers import cache_dir, connect
+from tests.support.shop import Shop
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(180)]
 
 PREPARE = (Path(__file__).parents[2] / "scripts" / "prepare").read_text()
 AXE = cache_dir() / re.findall(r"^axe=(.+)$", PREPARE, re.MULTILINE)[0] / "node_modules" / "axe-core" / "axe.min.js"
 OFFENCES = "axe.run().then(found => found.violations.map(one => one.id + ': ' + one.nodes[0].html))"
+FITS = "document.documentElement.scrollWidth <= innerWidth"
 WAIT_S = 40.0
 
 
@@ -50,6 +53,13 @@ async def becomes(tab: Tab, expression: str, wait_s: float = WAIT_S) -> None:
     """Wait until an expression is true in the page."""
     poll = f"new Promise(done => {{ const look = () => ({expression}) ? done(true) : setTimeout(look, 50); look() }})"
     assert await asyncio.wait_for(tab.evaluate(poll), wait_s)
+
+
+async def inoffensive(tab: Tab) -> None:
+    """The page fits the window, and axe-core finds nothing."""
+    assert await tab.evaluate(FITS)
+    await tab.evaluate(AXE.read_text() + "; 0")
+    assert await tab.evaluate(OFFENCES) == []
 
 
 def browse(proxy: RunningProxy, folder: Path, visit: Callable[[Tab], Awaitable[None]], path: str = "") -> None:
@@ -159,17 +169,16 @@ def test_five_hundred_queues_are_shown_sorted_and_searched_by_one_request_each(
 
 READABLE = {
     "": f"{READY}.cells[1].firstChild.textContent !== '–'",
-    "queue?db=shop&name=orders": "document.querySelector('#messages + div tbody')",
+    "queue?db=shop&name=orders": "document.querySelector('#streams')",
+    "messages?db=shop&name=orders_dead&state=dead": "document.querySelector('#messages + div tbody')",
     "message?db=shop&name=orders&id=2": "document.body.textContent.includes('Deliveries')",
     "proxies": "document.querySelector('#proxies')",
+    "sign-in": "document.querySelector('input[type=password]')",
 }
-PICTURED = {
-    "": f"{READY}.querySelector('polyline')",
-    "queue?db=shop&name=orders": "document.querySelectorAll('.plots polyline').length > 2",
-}
+PATHS = ["queues", "queue", "messages", "message", "proxies", "sign in"]
 
 
-@pytest.mark.parametrize("path", list(READABLE), ids=["queues", "queue", "message", "proxies"])
+@pytest.mark.parametrize("path", list(READABLE), ids=PATHS)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
 def test_axe_finds_nothing_in_any_colours_and_on_a_phone(
@@ -178,29 +187,96 @@ def test_axe_finds_nothing_in_any_colours_and_on_a_phone(
     async def visit(tab: Tab) -> None:
         await tab.emulate(width=width, dark=dark)
         await becomes(tab, READABLE[path])
-        assert await tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        await tab.evaluate(AXE.read_text() + "; 0")
-        assert await tab.evaluate(OFFENCES) == []
-        if (folder := os.environ.get("PICTURES")) and path in PICTURED:
-            await becomes(tab, PICTURED[path])
-            kind = f"{'phone' if width < 600 else 'desk'}-{'dark' if dark else 'light'}"
-            await tab.picture(Path(folder) / f"{'queue' if path else 'page'}-{kind}.png")
+        await inoffensive(tab)
 
     browse(filled, tmp_path, visit, path)
 
 
 def test_the_page_of_a_queue_leads_to_its_messages_and_copies_sql(filled: RunningProxy, tmp_path: Path) -> None:
     async def visit(tab: Tab) -> None:
-        assert await tab.evaluate("document.querySelector('#messages + div tbody').rows.length") == 2
         await tab.evaluate("document.querySelector('button.copy').click()")
         await becomes(tab, "/^(Copied|Selected)$/.test(document.querySelector('button.copy').textContent)")
         await becomes(tab, "/Copied|Selected/.test(document.getElementById('state').textContent)")
+        await tab.follow("document.querySelector('.facts a[href*=\"state=dead\"]').click()")
+        assert await tab.evaluate("document.querySelector('#messages + div tbody').rows.length") == 2
         with filled.connect(database="shop") as client:
             run(client, "INSERT INTO orders_dead (epoch) VALUES (5)")
-        await tab.evaluate("getSelection().removeAllRanges()")
         await becomes(tab, "document.querySelector('#messages + div tbody').rows.length === 3")
         assert "/message?db=shop&name=orders_dead&id=" in await tab.evaluate(
             "document.querySelector('#messages + div tbody a').href"
         )
 
     browse(filled, tmp_path, visit, "queue?db=shop&name=orders_dead")
+
+
+TYPE = "document.querySelector('[name={name}]').value = '{value}'"
+SUBMIT = "document.querySelector('main form[method=post] button').click()"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_who_signs_in_acts_in_two_steps_and_sees_what_the_server_answers(
+    filled: RunningProxy, private_server: Any, tmp_path: Path, *, dark: bool
+) -> None:
+    with connect(private_server) as root:
+        run(root, "CREATE USER clerk@'%' IDENTIFIED BY 'Lovage-1742'")
+        run(root, "GRANT SELECT, UPDATE ON shop.* TO clerk@'%'")
+
+    async def sign_in(tab: Tab, password: str) -> None:
+        for name, value in ("user", "clerk"), ("password", password):
+            await tab.evaluate(TYPE.format(name=name, value=value))
+        await tab.follow(SUBMIT)
+
+    async def visit(tab: Tab) -> None:
+        await tab.emulate(width=390, dark=dark)
+        await tab.follow("document.querySelector('.account a').click()")
+        await sign_in(tab, "wrong")
+        assert "(1045) Access denied" in await tab.evaluate("document.querySelector('[role=alert]').textContent")
+        await inoffensive(tab)
+        await sign_in(tab, "Lovage-1742")
+        assert await tab.evaluate("document.cookie") == ""
+        await inoffensive(tab)
+        for button, answer in ("Give back", "1 row affected."), ("Delete", "(1142) DELETE command denied"):
+            click = (
+                f"[...document.querySelectorAll('.actions a')].find(a => a.textContent.startsWith('{button}')).click()"
+            )
+            await tab.follow(click)
+            await inoffensive(tab)
+            await tab.follow(SUBMIT)
+            assert answer in await tab.evaluate("document.querySelector('main p[role=status]').textContent")
+            await inoffensive(tab)
+            await tab.follow("document.querySelector('main p > a').click()")
+
+    browse(filled, tmp_path, visit, "message?db=shop&name=orders&id=2")
+
+
+PICTURED = {
+    "page": ("", "document.querySelectorAll('svg polyline').length > 8"),
+    "queue": ("queue?db=shop&name=orders", "document.querySelectorAll('.plots polyline').length > 5"),
+    "messages": ("messages?db=shop&name=order_mails_dead&state=dead", "document.querySelector('#messages')"),
+}
+
+
+@pytest.mark.skipif("PICTURES" not in os.environ, reason="makes the pictures of docs/, in a folder that PICTURES names")
+@pytest.mark.timeout(600)
+def test_pictures_of_a_shop_at_work(private_proxy: RunningProxy, private_server: Any, tmp_path: Path) -> None:
+    folder = Path(os.environ["PICTURES"])
+    with connect(private_server) as root:
+        run(root, "CREATE DATABASE shop")
+    shop = Shop(private_proxy)
+    shop.open()
+
+    async def visit() -> None:
+        async with opened(tmp_path / "profile") as tab:
+            await tab.look(address(private_proxy))
+            # The line is as long as the history.
+            await becomes(tab, "/last [3-9]\\d* min/.test(document.querySelector('svg')?.textContent)", wait_s=400)
+            for name, (path, shown) in PICTURED.items():
+                for width, dark in itertools.product((1280, 390), (False, True)):
+                    await tab.look(address(private_proxy) + path)
+                    await tab.emulate(width=width, dark=dark)
+                    await becomes(tab, shown)
+                    kind = f"{'phone' if width < 600 else 'desk'}-{'dark' if dark else 'light'}"
+                    await tab.picture(folder / f"{name}-{kind}.png")
+
+    with shop.at_work():
+        asyncio.run(visit())

@@ -105,6 +105,13 @@ class Tab:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    async def follow(self, expression: str) -> None:
+        """Do in the page what leads to another one, and wait until that is loaded."""
+        self._events = [event for event in self._events if event.get("method") != "Page.loadEventFired"]
+        await self.evaluate(f"{expression}; 0")
+        await self._until(lambda event: event.get("method") == "Page.loadEventFired")
+        await self._ask("Runtime.evaluate", expression=SETTLED, awaitPromise=True)
+
     async def emulate(self, *, width: int, dark: bool) -> None:
         """The width of the window, and the colours that the visitor prefers."""
         await self._ask(

@@ -22,6 +22,7 @@ from engine.model import NS_PER_S, TableId
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
+from engine.store.opening import BackendAddress
 from engine.store.reach import Reach
 from engine.store.route import Route
 from proxy.server.access import Access
@@ -30,6 +31,7 @@ from proxy.server.depths import CountedQueue
 from proxy.server.inspection import Inspected, Question, QueueDetails
 from proxy.server.listener import Proxy
 from proxy.server.metrics import ProcessMetrics
+from proxy.server.sign_ins import SignIns
 from proxy.server.sources import Sources, first_held, known_problems
 from proxy.settings import load
 from proxy.statements.deliveries import Deliveries
@@ -79,8 +81,9 @@ async def admin_port(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         return Inspected(QueueDetails(asked.table, 0))
 
     problems, held = partial(known_problems, proxy), partial(first_held, Deliveries(engine, lambda: ()))
-    sources = Sources(metrics.families, well, well, inspect, lambda: streams, problems, held)
-    admin = Admin(sources, Access(""), 4)
+    sources = Sources(metrics.families, well, well, inspect, lambda: None, lambda: streams, problems, held)
+    sign_ins = SignIns(lambda user, password: BackendAddress("127.0.0.1", 1, user, password))
+    admin = Admin(sources, Access(""), sign_ins, 4)
     host, port = await admin.start("127.0.0.1", 0)
     try:
         yield f"http://{host}:{port}"

@@ -1,0 +1,99 @@
+"""What can be done to a queue and to a message: statements of ackstream, to copy or to run from the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.model import NS_PER_S
+from engine.quoting import qualified, quoted
+from proxy.server.inspection import Details, MessageDetails, QueueDetails
+from proxy.session.queries import sql
+from sqlrewrite.definitions import NOW_NS
+
+DELAY_S = 3600
+"""What a message is rescheduled by, unless somebody says otherwise."""
+DELAY_MAX_S = 10 * 365 * 86400
+"""More is probably no number of seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement with what it does."""
+
+    what: str
+    text: str
+    name: str = ""
+    """In the address of the page that runs it; empty: it only reads, and is only shown."""
+    takes_delay: bool = False
+    """Whether a number of seconds is part of it."""
+
+
+def statements_of(details: Details | None, delay_s: int = DELAY_S) -> Sequence[Statement]:
+    """The statements on a queue or a message; none on what is not there."""
+    match details:
+        case QueueDetails():
+            return _of_queue(details)
+        case MessageDetails():
+            return _of_message(details, delay_s)
+        case _:
+            return ()
+
+
+def _of_queue(details: QueueDetails) -> Sequence[Statement]:
+    name = qualified(details.table)
+    paused = dict(details.settings).get("PAUSED") == "yes"
+    pause = Statement("Resume: deliver again", f"RESUME QUEUE {name}", "resume")
+    if not paused:
+        pause = Statement("Pause: deliver nothing", f"PAUSE QUEUE {name}", "pause")
+    redrives = [
+        Statement(
+            f"Redrive: bring all back to {source}", f"REDRIVE QUEUE {name} TO {qualified(source)}", f"redrive{at}"
+        )
+        for at, source in enumerate(details.sources)
+    ]
+    if details.dead_letter is not None:
+        text = f"REDRIVE QUEUE {qualified(details.dead_letter)} TO {name}"
+        redrives.append(Statement("Redrive: bring its dead messages back", text, "redrive"))
+    return (
+        pause,
+        *redrives,
+        Statement("Purge: delete what is acknowledged", f"PURGE QUEUE {name}", "purge"),
+        Statement("What it is", f"SHOW CREATE QUEUE {name}"),
+        Statement("All queues of its database", f"SHOW FULL QUEUES FROM {quoted(details.table.db)}"),
+    )
+
+
+def _of_message(details: MessageDetails, delay_s: int) -> Sequence[Statement]:
+    name, id_ = qualified(details.table), _literal(details)
+    where = f"WHERE id = {id_}"
+    read = Statement("Read it", sql("copied_select", table=name, id=id_))
+    if details.message.time_acked_ns is not None:
+        return (read,)
+    delete = Statement("Delete: it is gone", sql("copied_delete", table=name, id=id_), "delete")
+    done = Statement("Acknowledge: never deliver it again", f"ACK {name} {where}", "ack")
+    if details.sources:
+        redrives = [
+            Statement(
+                f"Redrive: bring it back to {source}",
+                f"REDRIVE QUEUE {name} TO {qualified(source)} {where}",
+                f"redrive{at}",
+            )
+            for at, source in enumerate(details.sources)
+        ]
+        return (*redrives, done, delete, read)
+    later = sql("copied_update", table=name, id=id_, time_next=f"{NOW_NS} + {delay_s * NS_PER_S}")
+    return (
+        Statement("Give back: deliver it at once", f"NACK {name} {where}", "nack"),
+        Statement(f"Reschedule: deliver it in {delay_s} s", later, "reschedule", takes_delay=True),
+        done,
+        delete,
+        read,
+    )
+
+
+def _literal(details: MessageDetails) -> str:
+    """The id for people, where that is safe in any sql_mode."""
+    shown, literal = details.message.id, details.id_literal
+    plain = shown.isascii() and shown.isprintable() and not set(shown) & {"'", '"', "\\"}
+    return f"'{shown}'" if literal.startswith("_utf8mb4") and plain else literal
