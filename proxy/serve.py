@@ -46,9 +46,10 @@ from proxy.server.parts import (
     running,
     store_limits,
 )
+from proxy.server.problems import known_problems
 from proxy.server.processes import Announce, Report, Supervisor
 from proxy.server.sign_ins import SignIns
-from proxy.server.sources import Sources, first_held, known_problems, own_streams
+from proxy.server.sources import Sources, first_held, own_streams
 from proxy.server.tracing import traced
 from proxy.settings import BadSetting, Settings, advice, load
 from proxy.statements.deliveries import Deliveries
@@ -261,15 +262,17 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack, announce:
     watch = await stack.enter_async_context(_watch(settings, engine, servers.route, own_writes))
     switch = Switch(servers.route, store, engine, proxy)
     servers.start(partial(_follow, switch, watch))
+    reach.on_opened = watch.connected
     listen = shown(*await listening("listen", settings.listen, proxy.start()))
     stack.callback(proxy.stop_listening)
     if (path := settings.listen_socket) is not None:
         await listening("listen-socket", path, proxy.start_locally(path))
     _reload_on_hangup(settings, partial(reload_certificate, tls, settings), access)
-    metrics, probe = ProcessMetrics(proxy, reach), Probe(engine)
+    metrics, probe = ProcessMetrics(proxy, reach), Probe(engine, reach.states)
     metrics.registry.register(BinlogMetrics(watch.following))
     metrics.start()
     stack.push_async_callback(metrics.stop)
+    probe.start()
     stack.push_async_callback(probe.close)
     deliveries = Deliveries(engine, lambda: proxy.sessions)
     inspector = Inspector(engine, introduction(settings), deliveries, show_payload=settings.admin_show_payload)
@@ -281,7 +284,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack, announce:
         inspector.inspect,
         inspector.forget,
         partial(own_streams, proxy),
-        partial(known_problems, proxy),
+        partial(known_problems, proxy, watch.following, lambda: metrics.depths.counts),
         partial(first_held, deliveries),
     )
     sign_ins = SignIns(partial(own_listener, settings, listen))

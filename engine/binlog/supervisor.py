@@ -17,6 +17,7 @@ import random
 import secrets
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -58,7 +59,10 @@ class FollowerLimits:
     lasting_s: float = 10.0
     """After a reader that ran this long, the pause is the shortest again."""
     refused_s: float = 300.0
-    """The server or the account must be changed first, so there is no hurry."""
+    """The server or the account must be changed first, so there is no hurry. A change of the server's configuration
+    needs a restart, after which the engine opens a connection, and a reader is tried then."""
+    refused_least_s: float = 20.0
+    """Then, too, a reader is tried so long after the last one: the engine opens connections for other reasons."""
     schema_again_s: tuple[float, ...] = (0.1, 1.0)
     """The binary log contains a changed table shortly before the catalog shows the change, so the
     catalog is refreshed again after these times."""
@@ -75,6 +79,21 @@ class Following:
     faults: int = 0
     """Readers whose messages could not be processed. Another reader was started."""
     lag_s: float = 0.0
+    obstacle: str = ""
+    """Why it is not followed, if that was logged and still holds."""
+    again_s: float | None = None
+    """When it is tried again, on the event loop's clock; None: it is followed, or tried now."""
+
+    def next_attempt_s(self) -> float:
+        """The time until it is tried again; 0: it is followed, or tried now."""
+        return 0.0 if self.again_s is None else max(0.0, self.again_s - asyncio.get_running_loop().time())
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not followed, and when it is tried again, for people."""
+        if not self.obstacle:
+            return None
+        return f"the binary log is not followed, and is tried again in {self.next_attempt_s():.0f} s: {self.obstacle}"
 
 
 class BinlogFollower:
@@ -93,6 +112,9 @@ class BinlogFollower:
         self.following = Following()
         self._route = address if isinstance(address, Route) else Route(address)
         self._server_changed = asyncio.Event()
+        self._connected = asyncio.Event()
+        """The engine has opened a connection since the last attempt."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._limits = limits or FollowerLimits()
         self._reader_limits = reader_limits or BinlogLimits()
         self._process: Process | None = None
@@ -118,7 +140,8 @@ class BinlogFollower:
     def start(self) -> None:
         """Start following in the background. Returns at once."""
         self._engine.on_queues = self._send_tables_soon
-        self._task = asyncio.get_running_loop().create_task(self._keep_following(), name="binlog")
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._keep_following(), name="binlog")
 
     def server_changed(self) -> None:
         """Another server is used: follow its binary log."""
@@ -126,6 +149,13 @@ class BinlogFollower:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
+
+    def connected(self) -> None:
+        """The engine has opened a connection: the server may have been restarted, with other settings. May be called
+        on any thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # The loop is closed.
+                self._loop.call_soon_threadsafe(self._connected.set)
 
     async def close(self) -> None:
         """Stop, and end the reader."""
@@ -138,6 +168,7 @@ class BinlogFollower:
         clock = asyncio.get_running_loop().time
         while True:
             began = clock()
+            self._connected.clear()
             try:
                 ended = await self._follow()
             except Exception as error:  # A fault in ackstream must not end the follower.
@@ -152,10 +183,12 @@ class BinlogFollower:
                 self._log_once(
                     "binlog.refused",
                     "the binlog is not followed (%s): what bypasses the proxy is noticed by polling, every"
-                    " vt_poller_interval of its queue",
+                    f" vt_poller_interval of its queue. It is tried again every {self._limits.refused_s:g} s, and when"
+                    " the server was restarted",
                     ended.text,
                 )
-                await self._pause(self._limits.refused_s)
+                self.following.obstacle = ended.text
+                await self._pause(self._limits.refused_s, self._limits.refused_least_s)
             else:
                 # If it is not, engine.store.reach logs that. If it was not, that may be why the reader ended.
                 was_reachable, self._was_reachable = self._was_reachable, await self._server_is_reachable()
@@ -163,14 +196,20 @@ class BinlogFollower:
                     self._log_once(
                         "binlog.interrupted", "the binlog cannot be followed now, polling until it can: %s", ended.text
                     )
+                    self.following.obstacle = ended.text
                 await self._pause(pause_s * (1 - random.random() / 4))  # Several proxies do not keep step.
                 pause_s = min(2 * pause_s, self._limits.again_max_s)
 
-    async def _pause(self, pause_s: float) -> None:
-        """Pause until the time has passed or another server is used."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._server_changed.wait(), pause_s)
+    async def _pause(self, pause_s: float, least_s: float | None = None) -> None:
+        """Pause until the time has passed or another server is used. With `least_s`: or until then, if the engine
+        has opened a connection since the attempt."""
+        self.following.again_s = asyncio.get_running_loop().time() + pause_s
+        least_s = pause_s if least_s is None else least_s
+        await _first_of((self._server_changed,), least_s)
+        if pause_s > least_s and not self._server_changed.is_set():
+            await _first_of((self._server_changed, self._connected), pause_s - least_s)
         self._server_changed.clear()
+        self.following.again_s = None
 
     def _log_once(self, event: str, text: str, detail: str, level: int = logging.WARNING) -> None:
         """Log a change of state, once."""
@@ -237,6 +276,7 @@ class BinlogFollower:
 
     def _started(self, at: str, lock: str) -> None:
         self.following.now = self._was_reachable = True
+        self.following.obstacle = ""
         self._log_once("binlog.followed", "following the binlog from %s", at, logging.INFO)
         if lock:
             self._report_connections(lock)
@@ -302,3 +342,13 @@ class BinlogFollower:
         assert self._process.stdin is not None
         if not self._process.stdin.is_closing():  # A killed reader's input closes before its end is noticed.
             self._process.stdin.write(message(value))
+
+
+async def _first_of(events: Iterable[asyncio.Event], within_s: float) -> None:
+    """Return when one of the events is set, or after this time."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease
-from engine.dispatch.problems import Problems
+from engine.dispatch.problems import Kind, Problems
+from engine.dispatch.repeats import MANY, Repeats
 from engine.model import NS_PER_S
 
 BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
@@ -68,6 +69,7 @@ class Measures:
     work: Durations = field(default_factory=Durations)
     """From a delivery to its acknowledgement."""
     problems: Problems = field(default_factory=Problems)
+    repeats: Repeats = field(default_factory=Repeats)
     on_sent: Callable[[Sequence[Lease], Instant], None] | None = None
     """Called with the leases whose rows were passed on; None: nobody wants to know."""
 
@@ -77,6 +79,8 @@ class Measures:
         pickup = self.pickup
         for lease in leases:
             lease.sent_ns = mono_ns
+            if lease.epoch >= MANY and (text := self.repeats.sent(lease, mono_ns)) is not None:
+                self.problems.note(Kind.REPEATED, text, mono_ns)
         for due_ns, times in Counter([lease.due_ns for lease in leases]).items():
             if due_ns > 0:  # 0 was a default, and is no time.
                 pickup.add(server_ns - due_ns, times)
@@ -88,3 +92,5 @@ class Measures:
         for sent_ns, times in Counter([lease.sent_ns for lease in leases if lease.is_sent]).items():
             self.acknowledged += times
             self.work.add(now.mono_ns - sent_ns, times)
+        if self.repeats and self.repeats.over(lease.key for lease in leases):
+            self.problems.note(Kind.REPEATED, None, now.mono_ns)

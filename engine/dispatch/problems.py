@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from engine.model import NS_PER_S
@@ -21,7 +21,7 @@ class Kind(enum.Enum):
     @property
     def of_rows(self) -> bool:
         """Whether the text is about rows of the queue alone. Others name tables that not everybody may see."""
-        return self in {Kind.CLAIM, Kind.RELEASE, Kind.PURGE}
+        return self in {Kind.CLAIM, Kind.RELEASE, Kind.PURGE, Kind.REPEATED}
 
     CLAIM = "claim.refused"
     RELEASE = "release.refused"
@@ -29,6 +29,7 @@ class Kind(enum.Enum):
     BATCH = "batch.failed"
     SEMAPHORE = "semaphore.failed"
     PURGE = "purge.refused"
+    REPEATED = "message.repeated"
 
 
 @dataclass(slots=True)
@@ -55,8 +56,10 @@ class Problems:
             found.logged_ns = now_ns
             self.on_report(kind, text)
 
+    def present(self, now_ns: int) -> Mapping[Kind, str]:
+        """Those that were noted recently."""
+        return {kind: one.text for kind, one in self._found.items() if one.text and now_ns < one.noted_ns + KEPT_NS}
+
     def texts(self, now_ns: int, *, of_rows: bool = False) -> list[str]:
-        """Those that were noted recently; `of_rows`: of such kinds alone."""
-        kinds = [kind for kind in self._found if kind.of_rows or not of_rows]
-        found = map(self._found.__getitem__, kinds)
-        return [one.text for one in found if one.text and now_ns < one.noted_ns + KEPT_NS]
+        """The same as texts alone; `of_rows`: of such kinds alone."""
+        return [text for kind, text in self.present(now_ns).items() if kind.of_rows or not of_rows]

@@ -1,8 +1,8 @@
-"""Whether the server accepts the engine's connections, with one log line for each change.
+"""Whether the server accepts the engine's connections.
 
 While the server is down, every statement of every queue fails, many times a second. These failures
-are counted (`store_errors`) and not logged. The lines here contain the begin, the reason and the
-duration.
+are counted (`store_errors`) and not logged: engine.store.server_states has a line for the begin, with the
+reason, and one for the end.
 
 Nor is the server tried that often: after a failed attempt there is none for a pause, which doubles
 with each failure. Calls that need a connection meanwhile fail with the same error. The pause is up to
@@ -12,15 +12,16 @@ connection, the pause is over: statements of that client need the engine's conne
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
 from collections.abc import Callable
 
 from engine.store.port import NoPrimaryError, StoreError
+from engine.store.pymysql_adapter import ER
+from engine.store.server_states import ServerStates
 
-log = logging.getLogger(__name__)
+FULL = "the server refuses connections (1040): it has as many as its max_connections allows"
 
 PAUSE_MIN_S = 0.02
 PAUSE_MAX_S = 0.5
@@ -35,6 +36,7 @@ class Reach:
     ) -> None:
         """`chance` returns a number from [0, 1)."""
         self._clock_s, self._chance = clock_s, chance
+        self.states = ServerStates(clock_s)
         self._pause_s = 0.0
         self._next_s = 0.0
         """When the server is tried again."""
@@ -42,19 +44,12 @@ class Reach:
         """The error of the last attempt, if it failed."""
         self._guard = threading.Lock()
         self._ever = False
-        self._reason: str | None = None
-        self._since_s = 0.0
         self.opened = 0
         """Connections that were opened."""
         self.refused = 0
         """Attempts that failed."""
-        self._logged = False
-        """Whether there was a line for the present state."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why the server accepts no connection. None if it does, or before the first attempt."""
-        return self._reason
+        self.on_opened: Callable[[], None] = lambda: None
+        """Called after each connection that was opened, on any thread."""
 
     def check(self) -> None:
         """Raise the error of the last attempt if it is too early for another one. Before the first
@@ -91,14 +86,9 @@ class Reach:
         with self._guard:
             self._last, self._pause_s = None, 0.0
             self.opened += 1
-            before, self._reason = self._reason, None
-            ever, self._ever = self._ever, True
-            if before is not None and ever and self._logged:
-                log.info(
-                    "the server takes connections again, after %.1f s",
-                    self._clock_s() - self._since_s,
-                    extra={"event": "server.reached"},
-                )
+            self._ever = True
+            self.states.unreachable.end()
+        self.on_opened()
 
     def failed(self, error: StoreError) -> None:
         """A connection could not be opened.
@@ -110,13 +100,8 @@ class Reach:
             self._last = error
             self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
             self._next_s = self._clock_s() + self._drawn_pause_s()
-            before, self._reason = self._reason, str(error)
-            if before is None:
-                self._since_s = self._clock_s()
-                self._logged = not isinstance(error, NoPrimaryError)  # engine.primary logs that.
-                if self._ever and self._logged:
-                    log.warning(
-                        "the server takes no connection; until it does, only a count is kept: %s",
-                        error,
-                        extra={"event": "server.unreachable"},
-                    )
+            if error.code == ER.CON_COUNT_ERROR:
+                self.states.exhausted.report(FULL, logged=self._ever)
+            else:  # engine.primary logs that there is no primary.
+                logged = self._ever and not isinstance(error, NoPrimaryError)
+                self.states.unreachable.report(str(error), logged=logged)

@@ -39,7 +39,7 @@ from proxy.wire.handshake import (
     ssl_request,
     with_auth_response,
 )
-from proxy.wire.packets import UNREACHABLE, ServerError, make_err, parse_ok
+from proxy.wire.packets import UNREACHABLE, ServerError, make_err, parse_err, parse_ok
 
 LOGIN_PACKET_MAX = 64 * 1024
 """Far above any honest login packet. Before its login a client may hold no more of our memory."""
@@ -178,6 +178,8 @@ class LoginRelay(_Exchange):
         super().__init__()
         self.done: LoggedIn | None = None
         self.refused = False
+        self.error: int | None = None
+        """The number of the server's error, if it has refused the login."""
         self._early_refusal: bytes | None = None
         self.greeting: Greeting | None = None
         self._policy = policy
@@ -227,6 +229,8 @@ class LoginRelay(_Exchange):
 
     def _server_effects(self, payload: bytes) -> AuthPackets:
         first = payload[0] if payload else None
+        if first == ERR:
+            self.error = parse_err(payload).code
         if first == ERR and self.greeting is not None and self._response is None:
             self._early_refusal = payload
             return []

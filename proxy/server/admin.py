@@ -28,6 +28,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from engine.model import TableId
 from engine.service import Engine
 from engine.store.port import StoreError
+from engine.store.server_states import ServerStates
 from proxy.server import markup, message_page, page, queue_page
 from proxy.server.access import Access
 from proxy.server.acting import FORM_MAX, ID_MAX, NAME_MAX, Acting
@@ -37,8 +38,9 @@ from proxy.server.message_list import STATES, MessageQuery, PageStart
 from proxy.server.message_rows import TEXT_MAX
 from proxy.server.metrics import exposition
 from proxy.server.overview import History, Overview
+from proxy.server.problems import Problem
 from proxy.server.sign_ins import SignIns
-from proxy.server.sources import Problem, Sources
+from proxy.server.sources import Sources
 from proxy.session.queries import sql
 
 PROBE_WAIT_S = 2.0
@@ -46,6 +48,9 @@ PROBE_WAIT_S = 2.0
 1 s (Kubernetes) to 10 s (load balancers)."""
 PROBE_LASTS_S = 1.0
 """An answer is used for so long: any number of health checks costs one query a second."""
+
+WATCH_S = 5.0
+"""A state of the server that lasts is in the log and in the metrics that much later."""
 
 PAGE_HEADERS = {
     "Cache-Control": "no-store",
@@ -61,32 +66,23 @@ READ_ONLY = "the server is read-only: messages cannot be claimed or acknowledged
 
 
 class Probe:
-    """Whether the server answers the engine. One query is under way at a time, and only on request."""
+    """Whether the server answers the engine, and is not read-only. One query is under way at a time: on request,
+    and every WATCH_S for the log and the metrics."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, states: ServerStates) -> None:
+        self._engine, self._states = engine, states
         self._running: asyncio.Task[str | None] | None = None
         self._until_s = 0.0
         self._reason: str | None = None
-        self._reading = asyncio.Lock()
-        self._read_only, self._read_only_until_s = False, 0.0
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look every WATCH_S."""
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch of the server")
 
     async def unready(self) -> str | None:
         """Why clients cannot be served: as `reason`, or because the server is read-only."""
-        if (reason := await self.reason()) is not None:
-            return reason
-        clock = asyncio.get_running_loop().time
-        async with self._reading:
-            if clock() >= self._read_only_until_s:
-                try:
-                    async with asyncio.timeout(PROBE_WAIT_S):
-                        ((read_only,),), _ = await self._engine.read(sql("read_only"))
-                except StoreError as error:
-                    return str(error)
-                except TimeoutError:
-                    return UNANSWERED
-                self._read_only, self._read_only_until_s = read_only != "0", clock() + PROBE_LASTS_S
-        return READ_ONLY if self._read_only else None
+        return await self.reason() or self._states.read_only.reason
 
     async def reason(self) -> str | None:
         """Return why the server is out of reach, within PROBE_WAIT_S. None when it has answered this
@@ -95,7 +91,7 @@ class Probe:
         if self._running is None:
             if clock() < self._until_s:
                 return self._reason
-            self._running = asyncio.get_running_loop().create_task(self._ping(), name="probe")
+            self._running = asyncio.get_running_loop().create_task(self._look(), name="probe")
         running, answers = self._running, self._engine.counters.store_answers
         done, _ = await asyncio.wait({running}, timeout=PROBE_WAIT_S)
         if done:
@@ -105,15 +101,26 @@ class Probe:
         return UNANSWERED
 
     async def close(self) -> None:
-        """Cancel the query under way."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait({self._running})
+        """Look no more."""
+        for task in (self._watching, self._running):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
 
-    async def _ping(self) -> str | None:
+    async def _watch(self) -> None:
+        while True:
+            await self.reason()
+            self._states.exhausted.end()
+            await asyncio.sleep(WATCH_S)
+
+    async def _look(self) -> str | None:
         try:
-            await self._engine.ping()
+            ((read_only,),), _ = await self._engine.read(sql("read_only"))
             self._reason = None
+            if read_only != "0":
+                self._states.read_only.report(READ_ONLY)
+            else:
+                self._states.read_only.end()
         except StoreError as error:
             self._reason = str(error)
         finally:
@@ -200,7 +207,8 @@ class Admin:
         overview, wanted = await self._overview(), page.Request.of(request.query)
         render = page.content if _is_part(request) else partial(page.document, account=self._acting.account(request))
         unready = await self._sources.unready()
-        problems = [*([Problem(None, unready)] if unready else []), *await self._sources.problems()]
+        problems = [problem for problem in await self._sources.problems() if problem.text != unready]
+        problems = [*([Problem(None, unready)] if unready else []), *problems]
         held = await self._sources.held()
         return _html(await asyncio.to_thread(render, overview, wanted, problems, held))
 

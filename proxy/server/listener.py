@@ -19,7 +19,7 @@ from engine.service import Engine
 from engine.store.opening import BackendAddress
 from engine.store.port import NoPrimaryError, Origin, StoreError, may_be_same
 from engine.store.pymysql_adapter import ER
-from engine.store.reach import Reach
+from engine.store.reach import FULL, Reach
 from engine.store.route import Route
 from proxy.server.silence import silent_s
 from proxy.server.transports import BackingConnection, ClientConnection
@@ -67,7 +67,7 @@ class Proxy:
         self.settings = settings
         self.route = route
         self.tls = tls
-        self._reach = reach
+        self.reach = reach or Reach()
         self.sessions: set[Session] = set()
         self.connections_total = 0
         self.backing_errors = 0
@@ -227,6 +227,11 @@ class Proxy:
         """A session got an error that another primary explains."""
         self.route.in_doubt()
 
+    def login_refused(self, code: int) -> None:
+        """A server has refused a client with this error."""
+        if code == TOO_MANY.code:
+            self.reach.states.exhausted.report(FULL)
+
     def server_changed(self, address: BackendAddress) -> None:
         """The server at this address is the primary: end all connections to others. Their clients
         are told what a server's end tells them."""
@@ -252,8 +257,10 @@ class Proxy:
 
     async def _connect(self, session: Session) -> None:
         """Open the backing connection of a new client, or report to the client why not."""
-        if len(self.sessions) > self.settings.connections_max:
+        if len(self.sessions) > (limit := self.settings.connections_max):
             session.refuse_login(TOO_MANY)
+            text = f"the proxy refuses clients (1040): it has as many as connections_max allows, {limit}"
+            self.reach.states.exhausted.report(text)
             return
         self._tune(session.client)
         try:
@@ -273,8 +280,7 @@ class Proxy:
             text = f"ackstream cannot connect to the backing server at {backend.host}:{backend.port}: {reason}"
             session.refuse_login(ServerError(UNREACHABLE, "HY000", text))
             return
-        if self._reach is not None:
-            self._reach.answered()
+        self.reach.answered()
         self._tune(transport)
         if self.route.present not in {backend, None}:  # Another server became the primary meanwhile.
             transport.abort()

@@ -102,15 +102,20 @@ class ProcessMetrics(Collector):
         build = GaugeMetricFamily("ackstream_build_info", "1, with the version of ackstream", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
-        reachable = self._reach.reason is None
+        states = self._reach.states
         stalled_s = max(self._proxy.engine.stalled_s().values(), default=0.0)
-        text = "1 if the server took the engine's last new connection"
         expires = proxy.tls.expires
         expires_s = float("inf") if expires is None else days_left(expires) * 86_400
         expiry_text = "Time until the certificate for clients expires; infinite without TLS"
         for name, help_text, value in (
             ("certificate_expires_seconds", expiry_text, expires_s),
-            ("server_reachable", text, reachable),
+            ("server_reachable", "0 while the server takes no connection of the engine", not states.unreachable.reason),
+            ("server_read_only", "1 while the server is read-only", bool(states.read_only.reason)),
+            (
+                "connections_exhausted",
+                "1 while connections are refused (1040): max_connections of the server, or connections_max",
+                bool(states.exhausted.reason),
+            ),
             (
                 "server_stalled_seconds",
                 "Time for which the server has not answered a statement of the engine",
@@ -204,6 +209,11 @@ class BinlogMetrics(Collector):
         """The present values."""
         binlog = self._binlog
         yield GaugeMetricFamily("ackstream_binlog_following", "1 while the binary log is followed", binlog.now)
+        yield GaugeMetricFamily(
+            "ackstream_binlog_next_attempt_seconds",
+            "Time until the binary log is tried again; 0 while it is followed",
+            binlog.next_attempt_s(),
+        )
         yield GaugeMetricFamily(
             "ackstream_binlog_lag_seconds", "How far the reader of the binary log is behind the server", binlog.lag_s
         )

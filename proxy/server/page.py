@@ -16,7 +16,7 @@ from proxy.server.held import longest_held
 from proxy.server.holding import REASONS
 from proxy.server.markup import bound, duration, facts, line, link, number, rate, span_s
 from proxy.server.overview import Name, Overview, Points, QueueState
-from proxy.server.sources import Problem
+from proxy.server.problems import Problem
 from proxy.statements.deliveries import HeldDelivery
 
 PROBLEMS_MAX = 50

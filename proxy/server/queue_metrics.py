@@ -10,6 +10,7 @@ them needs the event loop no more. The values of one queue are of the same momen
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
@@ -21,12 +22,10 @@ from engine.model import NS_PER_S, TableId
 from engine.queue_table import QueueTable
 from proxy.server.depths import CountedQueue
 from proxy.server.holding import REASONS, reasons
+from proxy.server.problems import KINDS, QUEUES_OF_A_STEP, problems_of
 
 QUEUES_MAX = 1_000
 """Queues with labels of their own: about forty series each."""
-
-QUEUES_OF_A_STEP = 32
-"""Queues whose values are read in one turn of the event loop: about a millisecond."""
 
 OTHERS = TableId("", "")
 """The labels of all further queues."""
@@ -78,6 +77,8 @@ class Reading:
     subscribers: int = 0
     reasons: tuple[str, ...] = ()
     """What holds its messages back."""
+    problems: tuple[str, ...] = ()
+    """The kinds of problems that it has."""
     counted: CountedQueue | None = None
     """The last count in the database, if there is one."""
     dead: CountedQueue | None = None
@@ -109,6 +110,7 @@ class QueueMetrics:
         """The present values, with turns of the event loop in between. `counts`: the last counts in the
         database. `stalled`: the queues of which the server does not answer a statement."""
         readings: dict[TableId, Reading] = {}
+        now_ns = time.monotonic_ns()
         for number, (queue, dispatcher) in enumerate(runners):
             if number and number % QUEUES_OF_A_STEP == 0:
                 await asyncio.sleep(0)
@@ -119,6 +121,7 @@ class QueueMetrics:
                 reading.counted = counts.get(name)
                 leased = reading.counted.depth.in_flight if reading.counted else 0
                 reading.reasons = reasons(dispatcher, leased, is_stalled=name in stalled)
+                reading.problems = tuple(problems_of(queue, dispatcher, reading.counted, now_ns))
                 reading.dead = None if queue.dead_letter is None else counts.get(queue.dead_letter)
         return readings
 
@@ -130,13 +133,20 @@ class QueueMetrics:
         return table
 
 
+def _names_of(kind: type) -> list[str]:
+    """The fields of Measures with a value of this kind."""
+    none = Measures()
+    return [measure.name for measure in fields(none) if isinstance(getattr(none, measure.name), kind)]
+
+
+_COUNTS, _DURATIONS = _names_of(int), _names_of(Durations)
+
+
 def _add(total: Measures, measures: Measures) -> None:
-    for measure in fields(Measures):
-        value = getattr(measures, measure.name)
-        if isinstance(value, Durations):
-            getattr(total, measure.name).add_all(value)
-        elif isinstance(value, int):
-            setattr(total, measure.name, getattr(total, measure.name) + value)
+    for name in _COUNTS:
+        setattr(total, name, getattr(total, name) + getattr(measures, name))
+    for name in _DURATIONS:
+        getattr(total, name).add_all(getattr(measures, name))
 
 
 def families(readings: Readings, now_s: float) -> list[Metric]:
@@ -176,6 +186,12 @@ def _gauges(readings: Readings) -> Iterable[Metric]:
             for reason in REASONS:
                 held_back.add_metric([table.db, table.name, reason], reason in reading.reasons)
     yield held_back
+    text = f"1 while a queue that works has a problem of this kind: {', '.join(KINDS)}"
+    problem = GaugeMetricFamily("ackstream_queue_problem", text, labels=[*LABELS, "kind"])
+    for table, reading in readings.items():
+        for kind in reading.problems:  # A queue without problems adds no series.
+            problem.add_metric([table.db, table.name, kind], 1)
+    yield problem
 
 
 def _counted(readings: Readings, now_s: float) -> list[Metric]:

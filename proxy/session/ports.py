@@ -182,6 +182,9 @@ class SessionHost(Protocol[Hosted_contra]):
     def abandoned(self, session: Hosted_contra) -> None:
         """A client is gone, and the server still runs a statement of its."""
 
+    def login_refused(self, code: int) -> None:
+        """A server has refused a session's login with this error."""
+
     def server_in_doubt(self) -> None:
         """A session got an error that another primary explains."""
 

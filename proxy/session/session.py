@@ -265,6 +265,8 @@ class Session:
             if (login := self._authentication.login) is not None:
                 if self._authentication.server_sent(login, data):
                     self._logged_in()
+                elif login.error is not None:
+                    self.proxy.login_refused(login.error)
                 return
             change_user = self._authentication.change_user
             not_relayed = self._closed or change_user or self._internal_answers or self.stream or self._rephrasing

@@ -71,6 +71,12 @@ tests:
         values: '2000000x60'
       - series: 'ackstream_queue_broken{{db="shop", queue="gone", instance="a"}}'
         values: '1x60'
+      - series: 'ackstream_server_read_only{{instance="a"}}'
+        values: '0x30 1x30'
+      - series: 'ackstream_connections_exhausted{{instance="a"}}'
+        values: '0x34 1x30'
+      - series: 'ackstream_queue_problem{{db="shop", queue="m", kind="message.repeated", instance="a"}}'
+        values: '1x60'
     promql_expr_test:
       - expr: count by (alertname, queue) (ALERTS{{alertstate="firing"}})
         eval_time: 35m
@@ -80,6 +86,9 @@ tests:
           - {{labels: '{{alertname="AckstreamDeadLetters", queue="m"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamQueueBroken", queue="gone"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamNoServer"}}', value: 1}}
+          - {{labels: '{{alertname="AckstreamServerReadOnly"}}', value: 1}}
+          - {{labels: '{{alertname="AckstreamConnectionsExhausted"}}', value: 1}}
+          - {{labels: '{{alertname="AckstreamQueueProblem", queue="m"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamCertificateExpires"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamServerStalls"}}', value: 1}}
           - {{labels: '{{alertname="AckstreamLogNotFollowed"}}', value: 1}}

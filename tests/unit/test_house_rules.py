@@ -74,6 +74,7 @@ ENGINE_SHELL = {
     "engine.store.recent",
     "engine.store.roster",
     "engine.store.route",
+    "engine.store.server_states",
     "engine.store.scan",
     "engine.store.limits.claim",
     "engine.store.limits.group_rate",

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from engine.dispatch.problems import Kind
+from engine.store.server_states import ServerStates
 
 REPOSITORY = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (`[a-z_.`, ]+`) \| (debug|info|warning|error) \|", re.MULTILINE)
@@ -55,4 +56,6 @@ def test_the_documents_list_each_event_with_its_level() -> None:
     assert len({name for name, _ in listed}) == len(listed)
     logged = {found for _, call in calls() if (found := event(call)) and found[0]}
     logged |= {(kind.value, "error") for kind in Kind}
+    for state in ServerStates().all:
+        logged |= {(state.began.event, "warning"), (state.ended.event, "info")}
     assert set(listed) == logged

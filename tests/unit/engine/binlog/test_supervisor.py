@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +14,7 @@ from engine.binlog.pipe import ReaderEnded
 from engine.binlog.supervisor import BinlogFollower, FollowerLimits
 from engine.service import Engine
 from engine.store.opening import BackendAddress
+from tests.support.waiting import eventually
 
 
 class Failing(BinlogFollower):
@@ -77,3 +79,41 @@ def test_a_reader_that_has_started_since_the_server_was_away_is_a_line_when_it_e
     with caplog.at_level(logging.WARNING):
         asyncio.run(play())
     assert [getattr(record, "event", "") for record in caplog.records] == ["binlog.interrupted"]
+
+
+class Refused(BinlogFollower):
+    """Its readers find no binary log."""
+
+    attempts = 0
+
+    async def _follow(self) -> ReaderEnded:
+        self.attempts += 1
+        return ReaderEnded("log_bin is OFF", refused=True)
+
+
+def _has_tried(follower: Refused, times: int) -> bool:
+    return follower.attempts == times
+
+
+def test_a_binary_log_that_is_off_is_tried_again_as_soon_as_the_engine_has_connected_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play() -> None:
+        limits = FollowerLimits(refused_s=3600.0, refused_least_s=0.0)
+        follower = Refused(Mock(Engine), BackendAddress("127.0.0.1", 1, "root"), limits)
+        follower.start()
+        for attempt in range(1, 4):
+            await asyncio.to_thread(eventually, lambda: follower.following.again_s is not None)
+            assert follower.attempts == attempt
+            assert 3500 < follower.following.next_attempt_s() <= 3600
+            assert "tried again in 3" in str(follower.following.problem)
+            assert str(follower.following.problem).endswith("log_bin is OFF")
+            await asyncio.to_thread(follower.connected)
+            await asyncio.to_thread(eventually, partial(_has_tried, follower, attempt + 1))
+        await follower.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(play())
+    (record,) = caplog.records
+    assert "log_bin is OFF" in record.getMessage()
+    assert "tried again every 3600 s, and when the server was restarted" in record.getMessage()

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Lease, LeaseState
+from engine.dispatch.measures import Measures
 from engine.dispatch.problems import KEPT_NS, LOGGED_NS, Kind, Problems
+from engine.dispatch.repeats import KNOWN_MAX, MANY
+from engine.model import NS_PER_S
 
 
 def problems() -> tuple[Problems, list[tuple[Kind, str]]]:
@@ -37,3 +44,30 @@ def test_a_problem_is_shown_until_it_is_over_or_was_not_noted_for_long() -> None
     found.note(Kind.CLAIM, None, 2)
     assert found.texts(KEPT_NS - 1, of_rows=True) == ["another row"]
     assert found.texts(KEPT_NS) == []
+
+
+def sent(measures: Measures, epoch: int, at_s: float, key: int = 5, *, locked: bool = False) -> Lease:
+    lease = Lease(key, epoch, 0, 0, 0, locked=locked)
+    lease.state = LeaseState.SENT
+    measures.sent((lease,), Instant(round(at_s * NS_PER_S), 10**18))
+    return lease
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_message_that_comes_again_and_again_is_a_problem_until_it_is_over(*, locked: bool) -> None:
+    measures = Measures()
+    leases = [sent(measures, epoch + (not locked), 2.0 * epoch, locked=locked) for epoch in range(18)]
+    (text,) = measures.problems.texts(34 * NS_PER_S, of_rows=True)
+    assert text.startswith("message 5 has been delivered 18 times and comes again within a minute")
+    measures.settled(leases[-1:], Instant(35 * NS_PER_S, 10**18))
+    assert measures.problems.texts(35 * NS_PER_S) == []
+
+
+def test_a_message_whose_attempts_lie_far_apart_is_none() -> None:
+    measures = Measures()
+    for epoch in range(1, 25):
+        sent(measures, epoch, 2.0**epoch)
+    for key in range(10 * KNOWN_MAX):
+        sent(measures, MANY, 0.0, key)
+    assert measures.problems.texts(2**24 * NS_PER_S) == []
+    assert len(measures.repeats) == KNOWN_MAX

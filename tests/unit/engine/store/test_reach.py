@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from unittest.mock import Mock
@@ -16,7 +17,8 @@ from engine.service import Engine
 from engine.store.connection import StoreConnection
 from engine.store.pool import Pool
 from engine.store.port import StoreError, Timed
-from engine.store.reach import PAUSE_MAX_S, PAUSE_MIN_S, Reach
+from engine.store.reach import FULL, PAUSE_MAX_S, PAUSE_MIN_S, Reach
+from engine.store.server_states import EXHAUSTED_KEPT_S, ServerStates
 from proxy.server import admin
 from proxy.server.admin import Probe
 from tests.support.memory_store import MemoryStore
@@ -27,7 +29,7 @@ REFUSED = StoreError("Connection refused (2003)", code=2003)
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "engine.store.reach")
+    caplog.set_level(logging.INFO, "engine.store.server_states")
     return caplog
 
 
@@ -37,17 +39,35 @@ def test_each_change_is_one_log_line_however_many_attempts_there_are(log: pytest
     reasons = []
     for happens in [partial(reach.failed, REFUSED)] * 20 + [reach.reached] * 20:
         happens()
-        reasons.append(reach.reason)
+        reasons.append(reach.states.unreachable.reason)
     assert reasons == ["Connection refused (2003)"] * 20 + [None] * 20
     assert [record.levelname for record in log.records] == ["WARNING", "INFO"]
     assert "Connection refused (2003)" in log.messages[0]
     assert log.messages[1].startswith("the server takes connections again, after ")
 
 
+def test_refused_connections_are_one_state_until_none_was_refused_for_a_while(log: pytest.LogCaptureFixture) -> None:
+    clock = Time()
+    reach = Reach(clock)
+    reach.reached()
+    for _ in range(20):  # A full server takes one connection, and refuses the next.
+        reach.failed(StoreError("Too many connections", code=1040))
+        reach.reached()
+        reach.states.exhausted.end()
+        clock.now_s += EXHAUSTED_KEPT_S / 2
+    assert (reach.states.exhausted.reason, reach.states.unreachable.reason) == (FULL, None)
+    assert [record.levelname for record in log.records] == ["WARNING"]
+    assert FULL in log.messages[0]
+    clock.now_s += EXHAUSTED_KEPT_S
+    reach.states.exhausted.end()
+    assert list(reach.states.reasons()) == []
+    assert [record.levelname for record in log.records] == ["WARNING", "INFO"]
+
+
 def test_a_server_that_was_never_reached_is_not_logged_here(log: pytest.LogCaptureFixture) -> None:
     reach = Reach()
     reach.failed(REFUSED)
-    assert reach.reason is not None
+    assert reach.states.unreachable.reason is not None
     reach.reached()
     assert log.messages == []
 
@@ -59,7 +79,7 @@ def test_the_pool_reports_each_attempt_to_open_a_connection() -> None:
     reach = Reach()
     with pytest.raises(StoreError):
         Pool(refuse, 1, reach).connection().__enter__()
-    assert reach.reason == "Connection refused (2003)"
+    assert reach.states.unreachable.reason == "Connection refused (2003)"
 
 
 class Time:
@@ -166,34 +186,34 @@ def test_calls_during_the_attempt_wait_for_its_outcome() -> None:
         second.result(10)
 
 
-class Pinged(MemoryStore):
-    """A store that counts its pings and holds them until the test releases them."""
+class Probed(MemoryStore):
+    """A store that counts its reads and holds them until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pings = 0
-        self.down = False
+        self.reads = 0
+        self.down = self.read_only = False
         self.may_answer = threading.Event()
         self.may_answer.set()
 
-    def ping(self) -> Timed[None]:
-        self.pings += 1
+    def read(self, text: str) -> Timed[Sequence[Sequence[str | None]]]:
+        self.reads += 1
         assert self.may_answer.wait(20)
         if self.down:
             raise REFUSED
-        return super().ping()
+        return Timed([["1" if self.read_only else "0"]], self.now_ns)
 
 
-def test_concurrent_health_checks_cause_one_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_health_checks_cause_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "PROBE_LASTS_S", 3600.0)
 
     async def play() -> None:
-        store = Pinged()
+        store = Probed()
         engine = Engine(store, EngineSettings())
-        probe = Probe(engine)
+        probe = Probe(engine, ServerStates())
         assert await asyncio.gather(*(probe.reason() for _ in range(50))) == [None] * 50
         assert await probe.reason() is None
-        assert store.pings == 1
+        assert store.reads == 1
         await engine.close()
 
     asyncio.run(play())
@@ -203,9 +223,9 @@ def test_each_result_is_soon_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "PROBE_LASTS_S", 0.0)
 
     async def play() -> None:
-        store = Pinged()
+        store = Probed()
         engine = Engine(store, EngineSettings())
-        probe = Probe(engine)
+        probe = Probe(engine, ServerStates())
         assert await probe.reason() is None
         store.down = True
         assert await probe.reason() == "Connection refused (2003)"
@@ -216,16 +236,16 @@ def test_each_result_is_soon_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(play())
 
 
-def test_a_server_that_answers_other_calls_is_healthy_however_long_the_ping_waits(
+def test_a_server_that_answers_other_calls_is_healthy_however_long_the_probe_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admin, "PROBE_WAIT_S", 0.3)
 
     async def play() -> None:
-        store = Pinged()
+        store = Probed()
         store.may_answer.clear()
         engine = Engine(store, EngineSettings())
-        probe = Probe(engine)
+        probe = Probe(engine, ServerStates())
         asked = asyncio.ensure_future(probe.reason())
         while not asked.done():
             await engine._executor.call(store.discover)
@@ -237,20 +257,20 @@ def test_a_server_that_answers_other_calls_is_healthy_however_long_the_ping_wait
     asyncio.run(play())
 
 
-def test_a_server_that_does_not_answer_delays_nobody_and_gets_no_second_ping_meanwhile(
+def test_a_server_that_does_not_answer_delays_nobody_and_gets_no_second_probe_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admin, "PROBE_WAIT_S", 0.01)
     monkeypatch.setattr(admin, "PROBE_LASTS_S", 0.0)
 
     async def play() -> None:
-        store = Pinged()
+        store = Probed()
         store.may_answer.clear()
         engine = Engine(store, EngineSettings())
-        probe = Probe(engine)
+        probe = Probe(engine, ServerStates())
         for _ in range(3):
             assert await probe.reason() == admin.UNANSWERED
-        assert store.pings == 1
+        assert store.reads == 1
         store.may_answer.set()
         while await probe.reason() is not None:
             pass
@@ -258,3 +278,30 @@ def test_a_server_that_does_not_answer_delays_nobody_and_gets_no_second_ping_mea
         await engine.close()
 
     asyncio.run(play())
+
+
+def _has_seen(states: ServerStates, *, read_only: bool) -> bool:
+    return (states.read_only.reason is not None) is read_only
+
+
+def test_a_read_only_server_is_one_log_line_at_each_end_without_anybody_asking(
+    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(admin, "PROBE_LASTS_S", 0.0)
+    monkeypatch.setattr(admin, "WATCH_S", 0.0)
+
+    async def play() -> None:
+        store = Probed()
+        engine = Engine(store, EngineSettings())
+        states = ServerStates()
+        probe = Probe(engine, states)
+        probe.start()
+        for store.read_only in (True, False):
+            await asyncio.to_thread(eventually, partial(_has_seen, states, read_only=store.read_only))
+            assert await probe.unready() == (admin.READ_ONLY if store.read_only else None)
+        await probe.close()
+        await engine.close()
+
+    asyncio.run(play())
+    events = [getattr(record, "event", "") for record in log.records]
+    assert events == ["server.read_only", "server.writable"]

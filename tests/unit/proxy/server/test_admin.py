@@ -15,6 +15,7 @@ from types import FrameType
 
 import pytest
 
+from engine.binlog.supervisor import Following
 from engine.dispatch.dispatcher import Dispatcher
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
@@ -31,8 +32,9 @@ from proxy.server.depths import CountedQueue
 from proxy.server.inspection import Inspected, Question, QueueDetails
 from proxy.server.listener import Proxy
 from proxy.server.metrics import ProcessMetrics
+from proxy.server.problems import known_problems
 from proxy.server.sign_ins import SignIns
-from proxy.server.sources import Sources, first_held, known_problems
+from proxy.server.sources import Sources, first_held
 from proxy.settings import load
 from proxy.statements.deliveries import Deliveries
 from proxy.statements.depth import Depth
@@ -80,7 +82,8 @@ async def admin_port(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     async def inspect(asked: Question) -> Inspected:
         return Inspected(QueueDetails(asked.table, 0))
 
-    problems, held = partial(known_problems, proxy), partial(first_held, Deliveries(engine, lambda: ()))
+    problems = partial(known_problems, proxy, Following(), dict)
+    held = partial(first_held, Deliveries(engine, lambda: ()))
     sources = Sources(metrics.families, well, well, inspect, lambda: None, lambda: streams, problems, held)
     sign_ins = SignIns(lambda user, password: BackendAddress("127.0.0.1", 1, user, password))
     admin = Admin(sources, Access(""), sign_ins, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -19,6 +20,7 @@ from engine.dispatch.effects import Claim
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
+from engine.dispatch.problems import Kind
 from engine.model import NS_PER_S, TableId
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings
@@ -30,6 +32,7 @@ from proxy.server.depths import CountedQueue
 from proxy.server.holding import reasons
 from proxy.server.listener import Proxy
 from proxy.server.metrics import BinlogMetrics, ProcessMetrics, exposition
+from proxy.server.problems import NO_INDEX, QUEUES_OF_A_STEP, UNIT
 from proxy.server.queue_metrics import OTHERS, QueueMetrics
 from proxy.settings import load
 from proxy.statements.depth import Depth
@@ -127,6 +130,16 @@ def test_queues_beyond_the_bound_share_one_label_and_no_sum_goes_back(monkeypatc
     assert found == {("shop", "b"): 10, (OTHERS.db, OTHERS.name): 1100}
 
 
+def test_a_queue_with_problems_has_a_series_for_each_kind_and_others_have_none() -> None:
+    queues = [queue("m"), queue("well")]
+    table, dispatcher = queues[0]
+    queues[0] = replace(table, scan_index=None, advice=("no index",)), dispatcher
+    dispatcher.parts.measures.problems.note(Kind.REPEATED, "message 5 comes again", time.monotonic_ns())
+    counts = {table.id: CountedQueue(Depth(other_unit=True), None, 0.0)}
+    found = samples(collected(QueueMetrics(), queues, counts), "queue_problem")
+    assert found == {("shop", "m", kind): 1 for kind in (NO_INDEX, UNIT, "message.repeated")}
+
+
 def test_the_event_loop_turns_between_two_groups_of_queues() -> None:
     order: list[str] = []
 
@@ -149,7 +162,7 @@ def test_the_event_loop_turns_between_two_groups_of_queues() -> None:
     groups = [len(list(same)) for what, same in groupby(order) if what == "queue"]
     assert sum(groups) == 600
     # The next queue is taken from `runners` before the turn.
-    assert max(groups) <= queue_metrics.QUEUES_OF_A_STEP + 1
+    assert max(groups) <= QUEUES_OF_A_STEP + 1
 
 
 def test_no_total_of_the_proxy_is_behind_the_sum_of_its_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

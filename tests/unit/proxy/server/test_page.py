@@ -11,7 +11,7 @@ from engine.model import TableId
 from proxy.server import markup
 from proxy.server.overview import KEPT_S, SAMPLES_MAX, History, Overview
 from proxy.server.page import COLUMNS, Request, content, document
-from proxy.server.sources import Problem
+from proxy.server.problems import Problem
 from proxy.statements.deliveries import HeldDelivery
 
 LABELS = ["db", "queue"]
