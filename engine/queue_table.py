@@ -227,8 +227,8 @@ class QueueTable:
     advice: tuple[str, ...] = ()
     """Recommendations for a table that works, for the process's log."""
     warnings: tuple[str, ...] = ()
-    """Parts of the comment without effect, each with the remedy: for the process's log and for
-    `Problem` in SHOW QUEUES."""
+    """A missing index, and parts of the comment without effect, each with the remedy: for the process's log, the
+    metrics and `Problem` in SHOW QUEUES."""
     id_pad_chars: int = 0
     """The length of a CHAR id, to which sql_mode PAD_CHAR_TO_FULL_LENGTH pads it; 0 for other
     types."""

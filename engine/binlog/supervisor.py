@@ -61,7 +61,7 @@ class FollowerLimits:
     refused_s: float = 300.0
     """The server or the account must be changed first, so there is no hurry. A change of the server's configuration
     needs a restart, after which the engine opens a connection, and a reader is tried then."""
-    refused_least_s: float = 20.0
+    refused_least_s: float = 10.0
     """Then, too, a reader is tried so long after the last one: the engine opens connections for other reasons."""
     schema_again_s: tuple[float, ...] = (0.1, 1.0)
     """The binary log contains a changed table shortly before the catalog shows the change, so the

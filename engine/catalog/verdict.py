@@ -177,8 +177,13 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         order_index=order_index,
         batch=batch_column(policy.batch_by, facts),
         after_batch=follow_up_column(policy.after_batch, facts),
-        advice=tuple(_advice(facts, scan, columns)),
+        advice=tuple(_advice(facts, columns)),
         warnings=(
+            *(
+                ()
+                if scan
+                else (f"every scan of it sorts the whole table: ALTER TABLE {facts.id} ADD INDEX {_SCAN_INDEX}",)
+            ),
             *comment_warnings(facts.comment),
             *_delay_warnings(facts.id, policy, columns),
             *_group_warnings(facts, policy, group_columns, group_index),
@@ -445,9 +450,7 @@ def _by_id_behind(index: Index, indexes: Sequence[Index], count: int) -> bool:
     return bool(rest) and rest[0].name.lower() == "id" and rest[0].whole and not rest[0].descending
 
 
-def _advice(facts: TableFacts, scan: _ScanIndex | None, columns: Mapping[str, Column]) -> Iterable[str]:
-    if scan is None:
-        yield f"every scan of it sorts the whole table: ALTER TABLE {facts.id} ADD INDEX {_SCAN_INDEX}"
+def _advice(facts: TableFacts, columns: Mapping[str, Column]) -> Iterable[str]:
     if facts.by_time:
         yield "partitioned by time_acked, so the server cannot keep ids unique: whoever inserts has to"
     if columns["priority"].nullable:

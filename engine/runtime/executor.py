@@ -257,13 +257,16 @@ class StoreExecutor:
             self.counters.store_errors += 1
             if error.waited:
                 self._lasts(call)
+                self._lasting.waited(call)
             raise
         finally:
             self._lasting.ended(call)
             if call.lasts:
                 self._lasts(call)
-        if call.table is not None and not call.lasts and outcome is not None:  # None: it has to be called.
-            self._slow.passed(call.table, call.method)
+        if call.table is not None and outcome is not None:  # None: it has to be called.
+            self._lasting.answered(call)
+            if not call.lasts:
+                self._slow.passed(call.table, call.method)
         return outcome
 
     def _lasts(self, call: UnderWay) -> None:

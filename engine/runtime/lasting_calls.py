@@ -5,7 +5,9 @@ A call that lasts is replaced: there is a thread and a connection more until it 
 queues whose statements take seconds do not delay the others before `SlowTables` knows them.
 
 A call that lasts for some seconds more is stalled. The disk of the server is full, for example, or a backup has
-locked all tables. People are told: nothing else shows it.
+locked all tables. People are told: nothing else shows it. Some waits the server ends itself, after a second (1205).
+A claim waits for no row, so one that has waited in vain shows that the table takes no writes: the next one goes on
+with its wait.
 """
 
 from __future__ import annotations
@@ -16,6 +18,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from engine.model import TableId
+from engine.store.port import Store
+
+CLAIM = Store.claim_and_fetch.__name__
+
+IN_VAIN_KEPT_S = 15.0
+"""A dispatcher claims again five seconds after a failure at the latest, and may wait for its turn then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +41,16 @@ class UnderWay:
     def begin(self) -> None:
         """It begins now. May be called on any thread."""
         self.begun_s = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class _InVain:
+    """Claims of a table, one after the other, which have all waited in vain."""
+
+    since_s: float
+    """When the first one began (monotonic)."""
+    until_s: float
+    """Until when the next one counts as their continuation."""
 
 
 class LastingCalls:
@@ -55,6 +73,8 @@ class LastingCalls:
         self._on_lasting, self._on_stalled, self._replace = on_lasting, on_stalled, replace
         self._calls: dict[UnderWay, None] = {}
         self._lasting = 0
+        self._in_vain: dict[TableId, _InVain] = {}
+        """The tables of which each claim has waited in vain lately."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, table: TableId | None, method: str = "") -> UnderWay:
@@ -71,6 +91,22 @@ class LastingCalls:
         if call.lasts:
             self._note(-1)
 
+    def waited(self, call: UnderWay) -> None:
+        """The server has let it wait, and has ended it."""
+        if call.table is None or call.method != CLAIM or call.begun_s is None:
+            return
+        now_s = time.monotonic()
+        self._in_vain = {table: one for table, one in self._in_vain.items() if now_s < one.until_s}
+        since_s = self._in_vain[call.table].since_s if call.table in self._in_vain else call.begun_s
+        self._in_vain[call.table] = _InVain(since_s, now_s + IN_VAIN_KEPT_S)
+        if now_s >= since_s + self._stalled_s:
+            self._on_stalled(call)
+
+    def answered(self, call: UnderWay) -> None:
+        """The server has carried it out."""
+        if call.table is not None and call.method == CLAIM:
+            self._in_vain.pop(call.table, None)
+
     def stalled_s(self) -> Mapping[TableId | None, float]:
         """For how long the longest stalled call on each table has waited (None: on no table, or several)."""
         waits: dict[TableId | None, float] = {}
@@ -78,6 +114,9 @@ class LastingCalls:
         for call in self._calls:
             if call.is_stalled and call.begun_s is not None:
                 waits[call.table] = max(waits.get(call.table, 0.0), now_s - call.begun_s)
+        for table, one in self._in_vain.items():
+            if now_s < one.until_s and now_s >= one.since_s + self._stalled_s:
+                waits[table] = max(waits.get(table, 0.0), now_s - one.since_s)
         return waits
 
     def close(self) -> None:

@@ -98,7 +98,9 @@ class MessageList:
 async def list_messages(counting: Counting, queue: QueueTable, wanted: MessageQuery) -> MessageList:
     """The page of messages that is wanted. Raises what `counting` raises."""
     if queue.scan_index is None:
-        return _listed(queue, 0, wanted, problem=f"Without an index, they cannot be listed: {'; '.join(queue.advice)}")
+        return _listed(
+            queue, 0, wanted, problem=f"Without an index, they cannot be listed: {'; '.join(queue.warnings)}"
+        )
     in_group = None if not wanted.group else _in_group(queue, wanted.group)
     if wanted.group and in_group is None:
         return _listed(queue, 0, wanted, problem="No message can have this group.")

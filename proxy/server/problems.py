@@ -20,8 +20,8 @@ from proxy.statements.show import OTHER_UNIT
 QUEUES_OF_A_STEP: Final = 32
 """Queues that are read in one turn of the event loop: about a millisecond."""
 
-WARNING, NO_INDEX, UNIT = "queue.warning", "queue.no_index", "queue.other_unit"
-KINDS: Final = (WARNING, NO_INDEX, UNIT, *(kind.value for kind in Kind))
+WARNING, UNIT = "queue.warning", "queue.other_unit"
+KINDS: Final = (WARNING, UNIT, *(kind.value for kind in Kind))
 """What can be wrong with a queue that works."""
 
 Counts = Callable[[], Mapping[TableId, CountedQueue]]
@@ -46,8 +46,6 @@ def problems_of(
     found: dict[str, str] = {}
     if queue.warnings:
         found[WARNING] = "; ".join(queue.warnings)
-    if queue.scan_index is None:
-        found[NO_INDEX] = "; ".join(queue.advice)
     if counted is not None and counted.depth.other_unit:
         found[UNIT] = OTHER_UNIT
     for kind, text in dispatcher.parts.measures.problems.present(now_ns).items():

@@ -13,6 +13,8 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import islice
+from operator import attrgetter
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -26,6 +28,11 @@ from proxy.server.problems import KINDS, QUEUES_OF_A_STEP, problems_of
 
 QUEUES_MAX = 1_000
 """Queues with labels of their own: about forty series each."""
+
+LEASES_READ = 100
+"""Messages in flight among which the one that is held longest is found: those that were delivered first, mostly."""
+
+HELD_TEXT = "Time for which a client of this proxy has held a message of the queue, the longest one; 0 without one"
 
 OTHERS = TableId("", "")
 """The labels of all further queues."""
@@ -75,6 +82,7 @@ class Reading:
     in_flight: int = 0
     read_ahead: int = 0
     subscribers: int = 0
+    longest_held_s: float = 0.0
     reasons: tuple[str, ...] = ()
     """What holds its messages back."""
     problems: tuple[str, ...] = ()
@@ -84,12 +92,17 @@ class Reading:
     dead: CountedQueue | None = None
     """The same of its dead-letter table."""
 
-    def add(self, dispatcher: Dispatcher) -> None:
-        """Add the numbers of a queue."""
+    def add(self, dispatcher: Dispatcher, now_ns: int) -> None:
+        """Add the numbers of a queue. `now_ns`: the monotonic time."""
         _add(self.measures, dispatcher.parts.measures)
         self.in_flight += dispatcher.in_flight
         self.read_ahead += dispatcher.ready
         self.subscribers += len(dispatcher.subscribers)
+        since_ns = now_ns
+        for lease in islice(dispatcher.parts.leases, LEASES_READ):
+            if 0 < lease.sent_ns < since_ns:
+                since_ns = lease.sent_ns
+        self.longest_held_s = max(self.longest_held_s, (now_ns - since_ns) / NS_PER_S)
 
 
 Readings = Mapping[TableId, Reading]
@@ -116,7 +129,7 @@ class QueueMetrics:
                 await asyncio.sleep(0)
             name = self._label(queue.id)
             reading = readings.setdefault(name, Reading())
-            reading.add(dispatcher)
+            reading.add(dispatcher, now_ns)
             if name != OTHERS:
                 reading.counted = counts.get(name)
                 leased = reading.counted.depth.in_flight if reading.counted else 0
@@ -170,14 +183,15 @@ def _counters(readings: Readings) -> Iterable[Metric]:
 
 
 def _gauges(readings: Readings) -> Iterable[Metric]:
-    for name, text in (
-        ("in_flight", "Messages delivered by this proxy and not over"),
-        ("read_ahead", "Due messages whose keys were read ahead"),
-        ("subscribers", "Running streams"),
+    for name, text, value in (
+        ("in_flight", "Messages delivered by this proxy and not over", attrgetter("in_flight")),
+        ("read_ahead", "Due messages whose keys were read ahead", attrgetter("read_ahead")),
+        ("subscribers", "Running streams", attrgetter("subscribers")),
+        ("queue_longest_held_seconds", HELD_TEXT, attrgetter("longest_held_s")),
     ):
         gauge = GaugeMetricFamily(f"ackstream_{name}", text, labels=LABELS)
         for table, reading in readings.items():
-            gauge.add_metric([table.db, table.name], getattr(reading, name))
+            gauge.add_metric([table.db, table.name], value(reading))
         yield gauge
     text = f"1 while this reason holds messages of the queue back: {', '.join(REASONS)}"
     held_back = GaugeMetricFamily("ackstream_queue_held_back", text, labels=[*LABELS, "reason"])

@@ -181,7 +181,7 @@ class Show:
         state = "paused" if queue.policy.paused else "running"
         problems = [*queue.warnings, *waits, *await self._dead_letter_problems(queue)]
         if queue.scan_index is None:
-            return _bare_row(queue.id, state, "; ".join([*problems, *queue.advice]))
+            return _bare_row(queue.id, state, "; ".join(problems))
         try:
             depth = await measure(ClientCounting(session), queue)
             dead = await self._dead(session, queue, depth)

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import gzip
 import html
-import json
 import re
 import resource
 import socket
@@ -92,27 +91,6 @@ def test_what_the_database_holds_of_a_queue_is_counted_as_show_queues_does_it(
         assert shown.items() <= wanted.items()
 
 
-def test_a_broken_queue_is_on_the_page_with_its_problem_and_has_a_metric(
-    private_proxy: RunningProxy, private_server: Any
-) -> None:
-    with connect(private_server) as root, root.cursor() as cursor:
-        cursor.execute("CREATE DATABASE shop")
-        with private_proxy.connect(database="shop") as client:
-            create_queue(client, "m")
-            create_queue(client, "well")
-            assert rows(client, "STREAM * FROM m NOWAIT") == []
-        assert "Problems" not in answer(private_proxy, "/")[1].decode()
-        cursor.execute("ALTER TABLE shop.m COMMENT 'vitess_message,vt_ack_wait=soon'")
-
-        def named() -> bool:
-            page = answer(private_proxy, "/")[1].decode()
-            return "shop.m</a> is broken: " in page and "vt_ack_wait" in page
-
-        eventually(named, timeout_s=90)
-        assert of_queue(private_proxy, "shop", "m")["broken"] == 1
-        assert "broken" not in of_queue(private_proxy, "shop", "well")
-
-
 def test_statements_are_counted_by_what_becomes_of_them(private_proxy: RunningProxy, private_server: Any) -> None:
     with connect(private_server) as root, root.cursor() as cursor:
         cursor.execute("CREATE DATABASE shop")
@@ -129,19 +107,6 @@ def test_statements_are_counted_by_what_becomes_of_them(private_proxy: RunningPr
     }
     assert counts["stream"] == 1
     assert counts["relayed"] >= 2
-
-
-def test_a_proxy_is_not_ready_while_its_server_is_read_only(private_proxy: RunningProxy, private_server: Any) -> None:
-    assert answer(private_proxy, "/readyz") == (200, b'{"status": "ok"}')
-    with connect(private_server) as root, root.cursor() as cursor:
-        cursor.execute("SET GLOBAL read_only = 1")
-        eventually(lambda: answer(private_proxy, "/readyz")[0] == 503)
-        reason = json.loads(answer(private_proxy, "/readyz")[1])
-        assert reason["reasons"] == ["the server is read-only: messages cannot be claimed or acknowledged"]
-        assert reason["reasons"][0].encode() in answer(private_proxy, "/")[1]
-        assert answer(private_proxy, "/livez")[0] == answer(private_proxy, "/health")[0] == 200
-        cursor.execute("SET GLOBAL read_only = 0")
-    eventually(lambda: answer(private_proxy, "/readyz")[0] == 200)
 
 
 PATHS = (

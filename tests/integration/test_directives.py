@@ -67,20 +67,6 @@ def test_a_message_whose_last_delivery_fails_is_dead_though_nobody_streams(queue
     assert rows(connection, "SELECT * FROM m") == []
 
 
-def test_without_its_dead_letter_table_a_dead_message_stays_and_the_others_go_on(private_proxy) -> None:
-    with private_proxy.connect() as connection:
-        run(connection, "CREATE DATABASE shop")
-        run(connection, "USE shop")
-        create_queue(connection, "m", vt_ack_wait="0.05", max_attempts="1", dead_letter="graves")
-        enqueue(connection, "m", ["poison"])
-        assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 5") == [(1,)]
-        eventually(lambda: private_proxy.metric("dead_letter_failures_total") >= 1)
-        enqueue(connection, "m", ["fine"])
-        assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 5") == [("fine",)]
-        assert rows(connection, "SELECT epoch, time_acked FROM m WHERE id = 1") == [(1, None)]
-    assert "dead messages of shop.m cannot be moved to shop.graves" in private_proxy.output
-
-
 # Rates and pauses.
 
 

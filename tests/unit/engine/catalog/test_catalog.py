@@ -245,8 +245,8 @@ class TestIndexes:
     def test_without_one_the_table_works_and_the_statement_to_make_one_is_advised(self, other: Index) -> None:
         found = queue(facts(indexes=[PRIMARY, other]))
         assert found.scan_index is None
-        (advice,) = found.advice
-        assert advice.endswith("ALTER TABLE shop.mail ADD INDEX (time_acked, priority, time_next)")
+        (warning,) = found.warnings
+        assert warning.endswith("ALTER TABLE shop.mail ADD INDEX (time_acked, priority, time_next)")
 
     def test_a_priority_that_may_be_null_is_advised_against(self) -> None:
         (advice,) = queue(facts(column("priority", "int", nullable=True))).advice

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pytest
 from engine.model import TableId
 from engine.queue_table import QueueTable
 from engine.runtime.executor import EngineSettings, StoreExecutor
+from engine.runtime.lasting_calls import CLAIM, LastingCalls, UnderWay
 from engine.runtime.slow_tables import SlowTables
 from engine.store.port import StoreError, Timed
 from tests.support.memory_store import MemoryStore
@@ -321,3 +323,26 @@ def test_calls_that_the_server_does_not_answer_are_named_and_logged_once(caplog:
         "queue test.m0: gate has waited 0 s for the server: a lock, a full disk, a trigger?"
     ]
     assert [record.__dict__["event"] for record in caplog.records] == ["server.stalls"]
+
+
+def test_claims_that_all_wait_in_vain_are_one_stall_until_one_is_carried_out() -> None:
+    """The server ends each after a second: a backup has locked all tables, for example."""
+
+    async def played() -> None:
+        stalled: list[UnderWay] = []
+        calls = LastingCalls(*(1_000.0, 0, lambda _: None, lambda _: None), stalled_s=5.0, on_stalled=stalled.append)
+        table = queue(0).id
+        for begun_s_ago in (6.0, 4.0, 1.0):
+            for method, kind in ((CLAIM, table), ("lookup", queue(1).id)):  # A lookup waits for its rows alone.
+                call = calls.add(kind, method)
+                call.begun_s = time.monotonic() - begun_s_ago
+                calls.waited(call)
+                calls.ended(call)
+        assert [call.table for call in stalled] == [table] * 3  # The log has one line a minute of them.
+        ((named, waited_s),) = calls.stalled_s().items()
+        assert (named, waited_s >= 6.0) == (table, True)
+        calls.answered(calls.add(table, CLAIM))
+        assert calls.stalled_s() == {}
+        calls.close()
+
+    asyncio.run(played())

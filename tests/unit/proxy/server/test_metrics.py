@@ -32,7 +32,7 @@ from proxy.server.depths import CountedQueue
 from proxy.server.holding import reasons
 from proxy.server.listener import Proxy
 from proxy.server.metrics import BinlogMetrics, ProcessMetrics, exposition
-from proxy.server.problems import NO_INDEX, QUEUES_OF_A_STEP, UNIT
+from proxy.server.problems import QUEUES_OF_A_STEP, UNIT, WARNING
 from proxy.server.queue_metrics import OTHERS, QueueMetrics
 from proxy.settings import load
 from proxy.statements.depth import Depth
@@ -133,11 +133,11 @@ def test_queues_beyond_the_bound_share_one_label_and_no_sum_goes_back(monkeypatc
 def test_a_queue_with_problems_has_a_series_for_each_kind_and_others_have_none() -> None:
     queues = [queue("m"), queue("well")]
     table, dispatcher = queues[0]
-    queues[0] = replace(table, scan_index=None, advice=("no index",)), dispatcher
+    queues[0] = replace(table, warnings=("no index",)), dispatcher
     dispatcher.parts.measures.problems.note(Kind.REPEATED, "message 5 comes again", time.monotonic_ns())
     counts = {table.id: CountedQueue(Depth(other_unit=True), None, 0.0)}
     found = samples(collected(QueueMetrics(), queues, counts), "queue_problem")
-    assert found == {("shop", "m", kind): 1 for kind in (NO_INDEX, UNIT, "message.repeated")}
+    assert found == {("shop", "m", kind): 1 for kind in (WARNING, UNIT, "message.repeated")}
 
 
 def test_the_event_loop_turns_between_two_groups_of_queues() -> None:
