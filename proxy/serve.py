@@ -259,10 +259,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack, announce:
         await asyncio.to_thread(check_taken, servers.route.address, ConnectionLimits())
     await stack.enter_async_context(traced(engine, settings))
     proxy = Proxy(engine, settings, servers.route, tls, reach=reach)
-    watch = await stack.enter_async_context(_watch(settings, engine, servers.route, own_writes))
+    watch = await stack.enter_async_context(_watch(settings, engine, servers.route, own_writes, reach))
     switch = Switch(servers.route, store, engine, proxy)
     servers.start(partial(_follow, switch, watch))
-    reach.on_opened = watch.connected
     listen = shown(*await listening("listen", settings.listen, proxy.start()))
     stack.callback(proxy.stop_listening)
     if (path := settings.listen_socket) is not None:
@@ -342,12 +341,13 @@ def _follow(switch: Switch, watch: BinlogFollower) -> None:
 
 @contextlib.asynccontextmanager
 async def _watch(
-    settings: Settings, engine: Engine, route: Route, own_writes: OwnWrites
+    settings: Settings, engine: Engine, route: Route, own_writes: OwnWrites, reach: Reach
 ) -> AsyncIterator[BinlogFollower]:
     """The follower of the server's binary log, started unless it is switched off."""
     watch = BinlogFollower(engine, route, own_writes=own_writes)
     if settings.binlog == "auto":
         watch.start()
+        reach.on_opened = watch.connected
     try:
         yield watch
     finally:

@@ -126,9 +126,10 @@ class Provoking:
             environment(ACKSTREAM_CONNECTIONS_MAX="1"),
             running_proxy(self.server, self.folder / "full") as proxy,
             proxy.connect(),
-            pytest.raises(pymysql.MySQLError) as caught,
         ):
-            proxy.connect()
+            with pytest.raises(pymysql.MySQLError) as caught:
+                proxy.connect()
+            eventually(lambda: "connections.exhausted: the proxy refuses clients (1040)" in proxy.output)
         return ["{} {}".format(*caught.value.args)]
 
     def denied(self) -> list[str]:
