@@ -172,13 +172,15 @@ class RedriveQueue:
 
 @dataclass(frozen=True, slots=True)
 class ShowQueues:
-    """SHOW [FULL] QUEUES [FROM db] [LIKE 'x']."""
+    """SHOW [FULL] QUEUES [FROM db] [LIKE 'x'] [WITH PROBLEMS]."""
 
     db: str | None
     like: bytes | None
     """The literal of the pattern, as written."""
     full: bool = False
     """Whether all columns are shown."""
+    with_problems: bool = False
+    """Whether only queues with a problem are shown."""
 
 
 @dataclass(frozen=True, slots=True)

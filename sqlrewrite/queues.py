@@ -232,15 +232,25 @@ class _QueueParser:
         else:
             full = bool(self._tokens.take("FULL"))
             self._tokens.expect("QUEUES")
-            statement = ShowQueues(*self._from_and_like(), full)
+            statement = self._show_queues(full=full)
         self._finish("the end of the statement was expected")
         return statement
 
-    def _from_and_like(self) -> tuple[str | None, bytes | None]:
-        """Read FROM db and LIKE 'pattern', in any order."""
+    def _show_queues(self, *, full: bool) -> ShowQueues:
+        db, like = self._from_and_like("FROM db, LIKE 'pattern', WITH PROBLEMS or the end", until="WITH")
+        with_problems = bool(self._tokens.take("WITH"))
+        if with_problems:
+            self._tokens.expect("PROBLEMS")
+        return ShowQueues(db, like, full, with_problems)
+
+    def _from_and_like(
+        self, expected: str = "FROM db, LIKE 'pattern' or the end", until: str = ""
+    ) -> tuple[str | None, bytes | None]:
+        """Read FROM db and LIKE 'pattern', in any order, up to the end or the word `until`. `expected`: what an
+        error names."""
         db = like = None
         tokens = self._tokens
-        while tokens.more:
+        while tokens.more and tokens.word != until:
             if db is None and tokens.take("FROM", "IN"):
                 db = self._name("a database was expected")
             elif like is None and tokens.take("LIKE"):
@@ -249,7 +259,7 @@ class _QueueParser:
                 literal = tokens.token()
                 like = tokens.sql[literal.start : literal.end]
             else:
-                tokens.fail("FROM db, LIKE 'pattern' or the end was expected")
+                tokens.fail(f"{expected} was expected")
         return db, like
 
     def _show_groups(self) -> ShowGroups:

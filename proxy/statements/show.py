@@ -136,6 +136,8 @@ class Show:
         }
         unread: dict[str, list[str]] = {}
         full = [await self._row(session, table, subscribers, unread, refused) for table in tables]
+        if statement.with_problems:
+            full = [row for row in full if row[-1] is not None]
         return Result(QUEUE_COLUMNS, full) if statement.full else _summary(full)
 
     async def streams(self, session: ClientSession) -> Result:

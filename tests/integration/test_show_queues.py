@@ -123,6 +123,10 @@ def test_paused_and_broken_queues_say_so(connection, database) -> None:
     assert "column epoch is missing" in found["broken"]["Problem"]
     assert found["broken"]["Ready"] is None
     assert "ADD INDEX (time_acked, priority, time_next)" in found["slow"]["Problem"]
+    assert [row[0] for row in rows(connection, "SHOW QUEUES WITH PROBLEMS")] == [
+        f"{database}.broken",
+        f"{database}.slow",
+    ]
 
 
 def test_a_directive_that_does_not_exist_is_shown_as_a_problem_and_once_in_the_log(proxy, connection, database) -> None:

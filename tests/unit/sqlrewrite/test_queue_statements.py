@@ -203,6 +203,8 @@ def test_dead_letters_have_the_same_columns_and_nothing_that_could_refuse_them()
         ("SHOW QUEUES FROM a LIKE 'b%'", ShowQueues("a", b"'b%'")),
         ("SHOW QUEUES LIKE 'b%' IN a", ShowQueues("a", b"'b%'")),
         ("SHOW FULL QUEUES FROM a", ShowQueues("a", None, full=True)),
+        ("SHOW QUEUES WITH PROBLEMS", ShowQueues(None, None, with_problems=True)),
+        ("SHOW FULL QUEUES FROM a LIKE 'b%' WITH PROBLEMS", ShowQueues("a", b"'b%'", full=True, with_problems=True)),
         ("SHOW STREAMS", ShowStreams()),
         ("SHOW BATCHES FROM t", ShowBatches(TableName("t"), None)),
         ("show batches from a.t limit 20", ShowBatches(TableName("t", "a"), 20)),
