@@ -18,7 +18,7 @@ help: ## Show the targets, with how long they take on two idle cores once all is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: serve
-serve: .venv/.stamp ## Start the proxy with a private server, data in ./ackstream-data (3 s; Ctrl-C ends it)
+serve: .venv/.serving ## Start the proxy with a private server, data in ./ackstream-data (3 s; Ctrl-C ends it)
 	@scripts/prepare server
 	@exec .venv/bin/ackstream serve
 
@@ -193,6 +193,14 @@ clean: ## Remove what was made here (1 s; the cache of servers stays)
 
 .venv/.stamp: .venv/.locked pyproject.toml hatch_build.py
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# What `make serve` needs alone. The whole environment takes its place, and has all of it.
+.venv/.serving: locks/serve.txt pyproject.toml hatch_build.py
+	@if [ -e .venv/.locked ]; then $(MAKE) --no-print-directory .venv/.stamp; else \
+		python=$$(scripts/prepare python) && echo "making .venv with $$python, fetching what serving needs (25 MB)" >&2 && \
+		"$$python" -m venv --clear .venv && $(PIP) install --require-hashes --requirement locks/serve.txt && \
+		$(PIP) install --no-deps --no-build-isolation --editable .; fi
 	@touch $@
 
 .venv-docs/.stamp: locks/docs.txt scripts/site/package-lock.json

@@ -205,6 +205,17 @@ def test_nobody_else_gets_a_message_before_its_deadline(history) -> None:
     assert history.rules() == ["two holders"]
 
 
+@pytest.mark.parametrize(("locked_at", "found"), [(2, []), (7, ["two holders"])])
+def test_a_lock_that_shows_the_epoch_of_a_claim_may_be_from_before_it(history, locked_at: float, found) -> None:
+    """An earlier claim had that epoch, and was given back unsent."""
+    history.got(locked_at, 1, epoch=1, conn="b", tx="t", locking=True)
+    history.run(locked_at + 0.1, "rollback", [], tx="t", conn="b")
+    history.got(6, 1)
+    history.run(8, "ack", [1])
+    history.row(1, epoch=1)
+    assert history.rules() == found
+
+
 @pytest.mark.parametrize("what", ["nack", "close", "kill_proxy", "server_clock"])
 def test_unless_it_was_given_back_or_its_holder_is_gone_or_the_servers_clock_was_set(history, what) -> None:
     history.got(2, 1)

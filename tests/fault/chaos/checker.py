@@ -594,7 +594,8 @@ def holders(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violat
     locks = [delivery for delivery in life.deliveries if delivery.locking]
     for first in claims:
         later = [found for found in claims if found.epoch > first.epoch][:1]
-        later += [found for found in locks if found.epoch >= first.epoch]
+        # A claim before this one may have had its epoch, if it was given back unsent after that lock.
+        later += [found for found in locks if found.epoch >= first.epoch and found.at >= facts.claimed(first)]
         for second in later:
             short_us = _deadline_us(facts, first, second, life) - facts.latest_server_us(second.at)
             if short_us > 0 and not _given_back(facts, queue, first, second, life):
