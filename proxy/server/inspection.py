@@ -33,9 +33,12 @@ from proxy.server.message_rows import (
     message_of,
 )
 from proxy.session.queries import sql
+from proxy.statements.batches import Batches, ShownBatch
 from proxy.statements.deliveries import Deliveries, InFlight
 from proxy.statements.depth import EngineCounting
+from proxy.statements.message_groups import MessageGroups, ShownGroup
 from proxy.statements.proxies import connections_of, read_published, slot_holders
+from proxy.statements.semaphore_counts import ShownSemaphore, read_semaphores
 
 GROUPS_MAX = 20
 READ_MAX = 2_000
@@ -94,6 +97,18 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """What messages of a queue wait for in company."""
+
+    groups: tuple[ShownGroup, ...] = ()
+    """Of a queue with a group index, in the order of priority."""
+    semaphores: tuple[ShownSemaphore, ...] = ()
+    batches: tuple[ShownBatch, ...] = ()
+    problem: str = ""
+    """Why they could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueueDetails:
     """A queue."""
 
@@ -103,6 +118,8 @@ class QueueDetails:
     columns: tuple[str, ...] = ()
     group_columns: tuple[str, ...] = ()
     groups: tuple[Count, ...] = ()
+    """Of the first messages, the greatest first."""
+    waiting: Waiting = Waiting()
     reasons: tuple[Count, ...] = ()
     dead_letter: TableId | None = None
     sources: tuple[TableId, ...] = ()
@@ -178,6 +195,7 @@ class Inspector:
         self._events = RecentEvents()
         self._readings: dict[Question, tuple[float, asyncio.Task[Inspected]]] = {}
         """Until when each may be shown, in seconds of the loop's clock."""
+        self._message_groups, self._batches = MessageGroups(engine), Batches(engine)
         self._free = asyncio.Semaphore(READ_AT_ONCE)
         logging.getLogger().addHandler(self._events)
 
@@ -284,8 +302,23 @@ class Inspector:
             details,
             in_flight=tuple(in_flight),
             groups=await self._counts(index, details.group_columns),
+            waiting=await self._waiting(queue),
             reasons=await self._counts(index, reason, known=True),
         )
+
+    async def _waiting(self, queue: QueueTable) -> Waiting:
+        """What messages wait for in company. That this cannot be read is no reason to show nothing of the queue."""
+        counting = EngineCounting(self._engine)
+        try:
+            return Waiting(
+                tuple(await self._message_groups.read(counting, queue, GROUPS_MAX) if queue.group_index else ()),
+                tuple(await read_semaphores(counting, queue, GROUPS_MAX) if queue.policy.semaphores else ()),
+                tuple(
+                    await self._batches.read(counting, queue, GROUPS_MAX) if queue.batch or queue.after_batch else ()
+                ),
+            )
+        except StoreError as error:
+            return Waiting(problem=str(error))
 
     async def _counts(self, index: str, columns: tuple[str, ...], *, known: bool = False) -> tuple[Count, ...]:
         """How the first messages are divided by these columns. `known`: NULL does not count."""

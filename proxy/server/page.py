@@ -175,7 +175,10 @@ def _stuck(queues: list[QueueState]) -> str:
 def _table(queues: list[QueueState], request: Request) -> str:
     heads = _head("name", "Queue", request)
     heads += "".join(_head(name, column.title, request) for name, column in COLUMNS.items())
-    rows = "".join(map(_row, queues)) or f"<tr><td colspan={len(COLUMNS) + 1}>No queue.</td></tr>"
+    rows = (
+        "".join(map(_row, queues))
+        or f"<tr><th scope=row colspan={len(COLUMNS) + 1}>No queue. CREATE QUEUE makes one.</th></tr>"
+    )
     return (
         "<div class=scroll tabindex=0 role=region aria-labelledby=queues>"
         "<table class=numbers>"
@@ -215,11 +218,11 @@ def _cell(column: Column, queue: QueueState) -> str:
 
 
 def _plot(column: Column, past: Points) -> str:
-    """A line in an SVG, with its highest value in words. Empty without two values."""
+    """A line in an SVG, with its highest value in words. Empty without two values, and if all are 0."""
     step = -(-len(past) // PLOT_POINTS_MAX) or 1
     points = past[::-1][::step][::-1]
     known = [value for _, value in points if value is not None]
-    if len(known) < 2:
+    if len(known) < 2 or not any(known):
         return ""
     label = f"{column.title}, last {duration(span_s(past))}: highest {column.shown(max(known))}"
     return line(points, label, PLOT_WIDTH, PLOT_HEIGHT)

@@ -10,11 +10,13 @@ from proxy.server.acting import action_links
 from proxy.server.actions import statements_of
 from proxy.server.held import held_of
 from proxy.server.holding import REASONS
-from proxy.server.inspection import Inspected, QueueDetails
+from proxy.server.inspection import GROUPS_MAX, Inspected, QueueDetails
 from proxy.server.markup import bound, duration, facts, line, number, or_dash, rate, span_s, sql_list, table
 from proxy.server.message_list import MessageQuery
 from proxy.server.message_page import messages_link
 from proxy.server.overview import Overview, QueueState
+from proxy.statements.batches import ShownBatch
+from proxy.statements.semaphore_counts import ShownSemaphore
 from proxy.statements.show import RunningStream
 
 PLOT_WIDTH, PLOT_HEIGHT = 320, 80
@@ -50,6 +52,7 @@ def queue_content(
             _plots(state),
             _reasons(details),
             _groups(details),
+            _waiting(details),
             _streams(name, streams, show_payload=show_payload),
             f"<h2>SQL</h2>{sql_list(statements)}",
             _settings(details),
@@ -183,9 +186,63 @@ def _reasons(details: QueueDetails) -> str:
 
 
 def _groups(details: QueueDetails) -> str:
+    """The greatest groups, unless all groups are shown anyway."""
+    if 0 < len(details.waiting.groups) < GROUPS_MAX:
+        return ""
     rows = [[*map(or_dash, count.values), number(count.messages)] for count in details.groups]
     heads = [*details.group_columns, "Messages"]
-    return table("groups", "Groups of the first messages", heads, rows, "", numbers=("Messages",)) if rows else ""
+    return table("groups", "Greatest groups", heads, rows, "", numbers=("Messages",)) if rows else ""
+
+
+GROUP_WAITS = {"order": "its first one", "limit": "GROUP_LIMIT", "rate": "GROUP_RATE"}
+"""What the messages of a group wait for, in words."""
+
+
+def _waiting(details: QueueDetails) -> str:
+    """Groups, semaphores and batches, each with what it waits for."""
+    waiting = details.waiting
+    groups = [
+        [
+            or_dash(group.name),
+            number(group.depth.ready),
+            number(group.depth.scheduled),
+            number(group.depth.in_flight),
+            "–" if group.depth.oldest_ready_s is None else duration(group.depth.oldest_ready_s),
+            or_dash(", ".join(GROUP_WAITS[reason] for reason in group.waits_for) or None),
+        ]
+        for group in waiting.groups
+    ]
+    semaphores = [
+        [escape(one.name), or_dash(one.capacity), number(one.held), number(one.waiting), _semaphore_waits(one)]
+        for one in waiting.semaphores
+    ]
+    batches = [
+        [escape(one.name), *map(number, (one.parts, one.acknowledged, one.dead, one.waiting)), _batch_waits(one)]
+        for one in waiting.batches
+    ]
+    heads = {
+        "message-groups": ("Groups", ["Group", "Ready", "Scheduled", "In flight", "Oldest ready", "Waits for"], groups),
+        "semaphores": ("Semaphores", ["Semaphore", "Capacity", "Held", "Waiting", "They wait for"], semaphores),
+        "batches": ("Batches", ["Batch", "Parts", "Acknowledged", "Dead", "Follow-ups", "They wait for"], batches),
+    }
+    shown = [
+        table(key, title, columns, rows, "", numbers=columns[1:-1])
+        for key, (title, columns, rows) in heads.items()
+        if rows
+    ]
+    problem = f"<p class=late>{escape(waiting.problem)}</p>" if waiting.problem else ""
+    return problem + "".join(shown)
+
+
+def _semaphore_waits(one: ShownSemaphore) -> str:
+    if one.waiting and one.capacity is None:
+        return "it does not exist: CREATE SEMAPHORE"
+    return "a place" if one.waiting and one.held >= (one.capacity or 0) else "–"
+
+
+def _batch_waits(one: ShownBatch) -> str:
+    left = one.parts - one.acknowledged
+    return f"{number(left)} parts" if one.waiting and left > 0 else "–"
 
 
 def _events(inspected: Inspected) -> str:

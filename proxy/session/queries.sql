@@ -227,23 +227,24 @@ WHERE r.id IN ($ids) AND r.time_acked IS NULL LIMIT $limit
 
 -- name: groups_behind
 -- The entries of one priority in the order of their message groups, behind a group: the values of the
--- group, how they are shown, and whether the pattern matches.
+-- group, how they are shown, and whether the pattern matches. Also on the engine's connection.
 $select $columns, $liked FROM $index
 WHERE time_acked IS NULL AND priority = $priority AND ($behind)
 ORDER BY $group_order LIMIT $limit
 
 -- name: batches_named
--- The batches that unacknowledged messages name, of the first ones in an index.
-$select $value FROM (SELECT $column FROM $table FORCE INDEX ($index) WHERE time_acked IS NULL $named LIMIT $read_max) AS q
+-- The batches that unacknowledged messages name, of the first ones in an index. Also on the engine's connection.
+$select $value FROM (SELECT $column FROM $index WHERE time_acked IS NULL AND $named LIMIT $read_max) AS q
 WHERE $column IS NOT NULL GROUP BY $column ORDER BY $column LIMIT $limit
 
 -- name: batches_counted
--- Of one batch: its parts, those that are acknowledged, dead ones, and follow-ups that wait for it.
+-- Of one batch: its parts, those that are acknowledged, dead ones, and follow-ups that wait for it. Also on the
+-- engine's connection.
 $select $parts, $acknowledged, $dead, $waiting
 
 -- name: count_of_batch
--- Counts messages of one table, up to a bound.
-SELECT COUNT(*) FROM (SELECT 1 FROM $table WHERE $column = $batch $state LIMIT $limit) AS q
+-- Counts messages of one table, up to a bound. Also on the engine's connection.
+SELECT COUNT(*) FROM (SELECT 1 FROM $index WHERE $column = $batch $state LIMIT $limit) AS q
 
 -- name: may_read
 -- Whether the client may read a column. Returns nothing.
@@ -311,14 +312,14 @@ WHERE name = $name
 LIMIT 1
 
 -- name: semaphores
--- All of a database.
+-- All of a database. Also on the engine's connection.
 $select HEX(name), capacity
-FROM $semaphores
+FROM $semaphores FORCE INDEX (PRIMARY)
 ORDER BY name
 LIMIT $limit
 
 -- name: semaphores_held
--- How many messages in flight need the same semaphores. Reads what is in flight.
+-- How many messages in flight need the same semaphores. Reads what is in flight. Also on the engine's connection.
 $select $needs AS needs, COUNT(*)
 FROM $table FORCE INDEX ($lease_index)
 WHERE time_acked IS NULL AND $lease > $now_ns AND $lease = time_next
@@ -326,11 +327,11 @@ GROUP BY needs
 LIMIT $limit
 
 -- name: semaphores_waiting
--- How many due messages need the same semaphores, among the first ones of a queue.
+-- How many due messages need the same semaphores, among the first ones of a queue. Also on the engine's connection.
 $select needs, COUNT(*)
 FROM (
     SELECT $needs AS needs, COALESCE(time_next, 0) AS due_ns
-    FROM $table $index_hint
+    FROM $index
     WHERE time_acked IS NULL
     LIMIT $limit
 ) AS first_ones

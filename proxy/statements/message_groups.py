@@ -1,7 +1,8 @@
-"""SHOW GROUPS: the message groups of a queue with unacknowledged messages, and how many they have.
+"""The message groups of a queue with unacknowledged messages, how many they have, and what they wait for.
 
-The groups are read on the client's own session, from the group index: READ_STEP entries at a time,
-each step behind the last group of the one before. So the entries of a large group are not read. Their
+For SHOW GROUPS, the groups are read on the client's own session; for the page of a queue, with the
+engine's account. They are read from the group index, READ_STEP entries at a time, each step behind
+the last group of the one before. So the entries of a large group are not read. Their
 messages are counted as SHOW QUEUES counts those of a queue, up to a bound, and estimated beyond it.
 """
 
@@ -19,9 +20,9 @@ from engine.service import Engine
 from engine.store.limits.group_rate import group_hash, read_rates
 from engine.store.limits.pace import Pace
 from engine.store.queries import FORMS, TableStatements
-from proxy.session.internal_queries import Context, checked_query, raw_rows
+from proxy.session.internal_queries import Context
 from proxy.session.queries import sql
-from proxy.statements.depth import ClientCounting, Depth, measure_each, priorities
+from proxy.statements.depth import ClientCounting, Counting, Depth, measure_each, priorities
 from proxy.statements.results import COUNT, NAME, SECONDS, TEXT, WORDS, Column, Result
 from proxy.statements.tables import marked_comment, refused_as_client, table_id
 from proxy.wire.packets import ServerError
@@ -60,8 +61,19 @@ class _Found:
     conditions: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class ShownGroup:
+    """A group."""
+
+    name: str | None
+    """Its values, divided by |; None if all of them are NULL."""
+    depth: Depth
+    waits_for: tuple[str, ...]
+    """What holds its messages back: `order`, `limit`, `rate`."""
+
+
 class MessageGroups:
-    """Carries out SHOW GROUPS."""
+    """Reads groups, and carries out SHOW GROUPS."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -78,12 +90,21 @@ class MessageGroups:
             problem = f"SHOW GROUPS requires the index that ALTER QUEUE {queue.id} GROUP_BY = (…) makes"
             raise ServerError(1105, "HY000", problem)
         like = None if statement.like is None else statement.like.decode(context.codec)
-        found = await _Reading(session, queue, like).groups(statement.limit or LIMIT_DEFAULT)
-        depths = await measure_each(ClientCounting(session), queue, [group.conditions for group in found])
+        found = await self.read(ClientCounting(session), queue, statement.limit or LIMIT_DEFAULT, like)
+        return Result(GROUP_COLUMNS, list(map(_row, found)))
+
+    async def read(
+        self, counting: Counting, queue: QueueTable, limit: int, like: str | None = None
+    ) -> Sequence[ShownGroup]:
+        """The groups of a queue with a group index, in the order of priority and then of their values. Raises what
+        `counting` raises, and StoreError."""
+        found = await _Reading(counting, queue, like).groups(limit)
+        depths = await measure_each(counting, queue, [group.conditions for group in found])
         paced = await self._paced(queue, [group.digest for group in found])
-        pairs = zip(found, depths, strict=True)
-        rows = [_row(group.shown, depth, queue.policy, paced=group.digest in paced) for group, depth in pairs]
-        return Result(GROUP_COLUMNS, rows)
+        return [
+            ShownGroup(group.shown, depth, _waits_for(depth, queue.policy, paced=group.digest in paced))
+            for group, depth in zip(found, depths, strict=True)
+        ]
 
     async def _paced(self, queue: QueueTable, digests: Sequence[str]) -> set[str]:
         """Those of these groups that have used up their rate. It is read with the account of the engine:
@@ -96,10 +117,10 @@ class MessageGroups:
 
 
 class _Reading:
-    """Reads the groups of one queue on the client's session. Its methods raise Refused."""
+    """Reads the groups of one queue. Its methods raise what `counting` raises."""
 
-    def __init__(self, session: ClientSession, queue: QueueTable, like: str | None) -> None:
-        self._session = session
+    def __init__(self, counting: Counting, queue: QueueTable, like: str | None) -> None:
+        self._counting = counting
         self._columns = queue.group_columns[: queue.policy.turn_values]
         self._statements = TableStatements(replace(queue, group_columns=self._columns))
         self._index = f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.group_index or '')})"
@@ -107,14 +128,14 @@ class _Reading:
         values = [_expression(column, column.kind) for column in self._columns]
         values += [_expression(column, _shown_as(column)) for column in self._columns]
         if queue.policy.group_rate is not None:
-            values.append(f"CAST(HEX({group_hash(self._columns)}) AS BINARY)")
+            values.append(f"HEX({group_hash(self._columns)})")
         liked = "1" if like is None else f"CONCAT_WS('|', {names}) LIKE {like}"
         self._words = {"index": self._index, "columns": ", ".join(values), "liked": liked, "group_order": names}
 
     async def groups(self, limit: int) -> list[_Found]:
         """Up to `limit` groups."""
         found: dict[Group, _Found] = {}
-        levels, _ = await priorities(ClientCounting(self._session), self._index)
+        levels, _ = await priorities(self._counting, self._index)
         for priority in levels:
             await self._read_priority(priority, found, limit)
         return list(found.values())
@@ -124,22 +145,21 @@ class _Reading:
         behind, steps, added, count = "TRUE", 0, set[Group](), len(self._columns)
         while steps < STEPS_MAX:
             words = {"priority": priority, "behind": behind, "limit": READ_STEP, **self._words}
-            answer = await checked_query(self._session, sql("groups_behind", **words))
-            entries = raw_rows(self._session, answer)
+            entries = await self._counting.rows(sql("groups_behind", **words))
             for *values, liked in entries:
-                group = self._statements.group(values[:count])
-                if group in added or (liked or b"0").strip(b"\0") != b"1":
+                group = self._statements.group(_bytes(values[:count]))
+                if group in added or liked != "1":
                     continue
                 if group not in found and len(found) >= limit:
                     return
                 added.add(group)
-                first = _Found(self._text(values[count : 2 * count]), _digest(values[2 * count :]))
+                first = _Found(self._text(_bytes(values[count : 2 * count])), "".join(map(str, values[2 * count :])))
                 shown = found.setdefault(group, first)
                 in_group = self._statements.in_group(group)
                 shown.conditions.append(f"time_acked IS NULL AND priority = {priority} AND {in_group}")
             if len(entries) < READ_STEP:
                 return
-            last = self._statements.group(entries[-1][:count])
+            last = self._statements.group(_bytes(entries[-1][:count]))
             behind, steps = self._statements.behind_group(last), steps + 1
 
     def _text(self, values: Sequence[bytes | None]) -> str | None:
@@ -157,23 +177,27 @@ def _shown_as(column: GroupColumn) -> IdKind:
 
 
 def _expression(column: GroupColumn, kind: IdKind) -> str:
-    return Template(FORMS[kind].expression).substitute(column=quoted(column.name))
+    return f"HEX({Template(FORMS[kind].expression).substitute(column=quoted(column.name))})"
 
 
-def _digest(values: Sequence[bytes | None]) -> str:
-    return b"".join(value or b"" for value in values).decode("ascii")
+def _bytes(values: Sequence[str | None]) -> list[bytes | None]:
+    return [None if value is None else bytes.fromhex(value) for value in values]
 
 
 def _word(value: Key) -> str:
     return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 
-def _row(shown: str | None, depth: Depth, policy: Policy, *, paced: bool) -> list[object]:
+def _waits_for(depth: Depth, policy: Policy, *, paced: bool) -> tuple[str, ...]:
     most, waits = policy.group_most, list[str]()
     if depth.ready > 0 and most is not None and depth.in_flight >= most:
         waits.append("order" if policy.group_strict else "limit")
     if depth.ready > 0 and paced:
         waits.append("rate")
-    estimated = ", ".join(sorted(depth.estimated))
+    return tuple(waits)
+
+
+def _row(group: ShownGroup) -> list[object]:
+    depth = group.depth
     counts = [depth.ready, depth.scheduled, depth.in_flight, depth.oldest_ready_s]
-    return [shown, *counts, ", ".join(waits) or None, estimated]
+    return [group.name, *counts, ", ".join(group.waits_for) or None, ", ".join(sorted(depth.estimated))]

@@ -1,19 +1,16 @@
 """CREATE, ALTER, DROP and SHOW SEMAPHORE: rows of one table of the database, with the client's own rights.
 
-Who holds a semaphore and who waits for it is counted in the queues that the client may read: what is in
-flight by the index of the lease column, what waits among the first messages of each queue.
+Who holds a semaphore and who waits for it is counted in the queues that the client may read.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from engine.catalog.own_tables import SEMAPHORES_TABLE
-from engine.dispatch.semaphore_places import names_in
 from engine.queue_table import SEMAPHORES, QueueTable
-from engine.quoting import qualified, quoted, text_literal
+from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.connection import DENIED
 from proxy.session.internal_queries import (
@@ -22,26 +19,20 @@ from proxy.session.internal_queries import (
     Refused,
     checked_query,
     end_own_transaction,
-    from_hex,
     rows,
 )
 from proxy.session.queries import sql
 from proxy.statements.creation import Creation
+from proxy.statements.depth import ClientCounting
 from proxy.statements.results import COUNT, NAME, WORDS, Column, Result
+from proxy.statements.semaphore_counts import capacities, held_by, waiting_in
 from proxy.statements.tables import comment_of
 from proxy.wire.packets import ServerError, make_ok, parse_err
-from sqlrewrite.definitions import NOW_NS
 from sqlrewrite.names import TableName
 from sqlrewrite.queue_statements import AlterSemaphore, CreateSemaphore, DropSemaphore, ShowSemaphores
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
-
-READ_MAX = 10_000
-"""Unacknowledged messages of a queue that are read for the semaphores that they wait for."""
-
-KNOWN_MAX = 10_000
-"""Semaphores of a database that are read to be shown."""
 
 SHOWN_MAX = 1_000
 """Rows that are shown."""
@@ -125,11 +116,11 @@ class SemaphoreStatements:
         db = statement.db or context.db
         if db is None:
             raise NO_DATABASE.again()
-        existing = await capacities(session, _table_of(db))
+        existing, counting = await _existing(session, _table_of(db)), ClientCounting(session)
         found: dict[tuple[str, str], tuple[int, int]] = {}
         for queue in self._queues(db):
             try:
-                held, waiting = await _held(session, queue), await _waiting(session, queue)
+                held, waiting = await held_by(counting, queue), await waiting_in(counting, queue)
             except Refused as refused:
                 if parse_err(refused.payload).code not in DENIED:
                     raise
@@ -158,9 +149,9 @@ async def missing_semaphores(session: ClientSession, queue: QueueTable) -> list[
     Refused."""
     if queue.policy.semaphores is None:
         return []
-    waiting = await _waiting(session, queue)
+    waiting = await waiting_in(ClientCounting(session), queue)
     try:
-        existing = await capacities(session, _table_of(queue.id.db)) if waiting else {}
+        existing = await _existing(session, _table_of(queue.id.db)) if waiting else {}
     except Refused as refused:
         return [parse_err(refused.payload).message]
     return [
@@ -170,42 +161,14 @@ async def missing_semaphores(session: ClientSession, queue: QueueTable) -> list[
     ]
 
 
-async def capacities(session: ClientSession, place: TableName) -> Mapping[str, int]:
-    """The semaphores of a table, by name. Raises Refused."""
+async def _existing(session: ClientSession, place: TableName) -> Mapping[str, int]:
+    """The semaphores of a table that may be missing, by name. Raises Refused."""
     try:
-        found = await rows(session, sql("semaphores", semaphores=place.quoted(), limit=KNOWN_MAX))
+        return await capacities(ClientCounting(session), place)
     except Refused as refused:
         if parse_err(refused.payload).code != NO_SUCH_TABLE:
             raise
         return {}
-    return {from_hex(name): int(capacity or 0) for name, capacity in found}
-
-
-async def _held(session: ClientSession, queue: QueueTable) -> Counter[str]:
-    if queue.lease_index is None:
-        return Counter()
-    lease = quoted(queue.lease_column or "")
-    text = sql("semaphores_held", lease=lease, lease_index=quoted(queue.lease_index), limit=READ_MAX, **_words(queue))
-    return _by_name(await rows(session, text))
-
-
-async def _waiting(session: ClientSession, queue: QueueTable) -> Counter[str]:
-    hint = f"FORCE INDEX ({quoted(queue.scan_index)})" if queue.scan_index else ""
-    return _by_name(await rows(session, sql("semaphores_waiting", index_hint=hint, limit=READ_MAX, **_words(queue))))
-
-
-def _words(queue: QueueTable) -> dict[str, str]:
-    column = quoted(queue.group_columns[-1].name)
-    return {"table": qualified(queue.id), "needs": f"HEX(CONVERT({column} USING utf8mb4))", "now_ns": NOW_NS}
-
-
-def _by_name(found: Sequence[Sequence[str | None]]) -> Counter[str]:
-    """Counts by the names in texts, of counts by text."""
-    counts = Counter[str]()
-    for needs, count in found:
-        for name in names_in(from_hex(needs)):
-            counts[name] += int(count or 0)
-    return counts
 
 
 async def _liked(session: ClientSession, context: Context, like: bytes | None, names: set[str]) -> set[str]:

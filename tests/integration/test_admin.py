@@ -245,7 +245,7 @@ def test_the_page_of_a_queue_shows_what_is_in_it_and_no_payload(
     text = page(proxy, "/queue", db=database, name="m")
     stream.vanish()
     assert "it &lt;failed&gt;" in text
-    assert "&lt;b&gt;</th><td class=n>2</td>" in text
+    assert "&lt;b&gt;</th><td class=n>1</td><td class=n>1</td>" in text
     assert "ACK_WAIT" in text
     assert f"PAUSE QUEUE `{database}`.`m`" in text
     assert "<b>" not in text
@@ -315,6 +315,43 @@ def test_messages_are_found_by_reason_and_group_and_dead_letters_in_their_own_ta
     assert all_listed(proxy, **dead, reason="address") == ["1"]
     for nonsense in ("1", "1.2.x", "a.b.c", f"1.{10**30}.31", "0.0.00ff", f"0..{'31' * 40}"):
         assert answer(proxy, f"/messages?{urllib.parse.urlencode({**dead, 'after': nonsense})}")[0] == 200
+
+
+def waiting(proxy: RunningProxy, database: str, queue: str, key: str) -> list[list[str]]:
+    """The rows of one of the tables of what waits, on the page of a queue."""
+    section = page(proxy, "/queue", db=database, name=queue).partition(f'id="{key}"')[2].partition("</table>")[0]
+    found = section.partition("<tbody>")[2].split("</tr>")[:-1]
+    return [re.findall(r">([^<>]*)</t[hd]>", row) for row in found]
+
+
+def test_the_page_of_a_queue_shows_groups_semaphores_and_batches_with_what_they_wait_for(
+    proxy: RunningProxy, database: str
+) -> None:
+    with proxy.connect(database=database) as client:
+        run(client, "CREATE QUEUE g (tenant VARCHAR(20)) GROUP_BY = (tenant) GROUP_LIMIT = 1 ACK_WAIT = 600")
+        run(client, "INSERT INTO g (tenant) VALUES ('<acme>'), ('<acme>'), (NULL)")
+        assert len(rows(client, "STREAM id FROM g LIMIT 2 WAIT 20")) == 2
+        eventually(lambda: len(waiting(proxy, database, "g", "message-groups")) == 2, timeout_s=30)
+        found = waiting(proxy, database, "g", "message-groups")
+        assert [(row[0], *row[1:4], row[5]) for row in found] == [
+            ("–", "0", "0", "1", "–"),
+            ("&lt;acme&gt;", "1", "0", "1", "GROUP_LIMIT"),
+        ]
+        run(client, "CREATE QUEUE s (needs VARCHAR(100)) SEMAPHORES = (needs) ACK_WAIT = 600")
+        run(client, "CREATE SEMAPHORE crane CAPACITY 1")
+        run(client, "INSERT INTO s (needs) VALUES ('crane'), ('crane'), ('ghost')")
+        assert len(rows(client, "STREAM id FROM s LIMIT 1 WAIT 20")) == 1
+        eventually(lambda: len(waiting(proxy, database, "s", "semaphores")) == 2, timeout_s=30)
+        assert waiting(proxy, database, "s", "semaphores") == [
+            ["crane", "1", "1", "1", "a place"],
+            ["ghost", "–", "0", "1", "it does not exist: CREATE SEMAPHORE"],
+        ]
+        run(client, "CREATE QUEUE b (body TEXT) BATCHES")
+        run(client, "INSERT INTO b (batch, body) VALUES (7, 'x'), (7, 'y')")
+        run(client, "INSERT INTO b (after_batch, body) VALUES (7, 'then')")
+        eventually(
+            lambda: waiting(proxy, database, "b", "batches") == [["7", "2", "0", "0", "1", "2 parts"]], timeout_s=30
+        )
 
 
 def test_the_page_of_a_message_shows_its_payload_only_if_that_is_allowed(

@@ -47,6 +47,7 @@ ON_TABLES = sorted(name for name, text in engine_templates().items() if words_of
 OF_THE_PROXY = sorted(
     {"next_priority", "count_entries", "count_delivered", "earliest", "newest_id", "count_range", "count_table"}
     | {"estimates", "listed_messages", "shown_groups", "shown_message", "trace_contexts"}
+    | {"batches_named", "count_of_batch", "groups_behind", "semaphores", "semaphores_held", "semaphores_waiting"}
 )
 """Those of the proxy that the engine's account runs."""
 
@@ -146,6 +147,10 @@ def words(queue: QueueTable, name: str) -> dict[str, object]:
         **dict.fromkeys(("is_open", "reason", "reason_at"), "NULL"),
         "time_next": "time_next",
         "order": "time_next",
+        "value": quoted("needs"),
+        "state": "",
+        "liked": "1",
+        "read_max": 10,
         "columns": quoted("tenant") if name == "shown_groups" else quoted("id"),
         "values": quoted("tenant"),
         "lease": quoted(queue.lease_column),

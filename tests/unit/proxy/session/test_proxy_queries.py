@@ -18,7 +18,10 @@ PROXY = Path(__file__).parents[4] / "proxy"
 FILE = resources.files("proxy.session").joinpath("queries.sql").read_text("utf-8")
 
 
-ON_THE_ENGINES_CONNECTION = ("checks", "server", "statements/depth", "statements/proxies", "commands/doctor")
+ON_THE_ENGINES_CONNECTION = (
+    *("checks", "server", "commands/doctor"),
+    *(f"statements/{name}" for name in ("batches", "depth", "message_groups", "proxies", "semaphore_counts")),
+)
 """The modules and folders whose statements run there."""
 
 OF_MARIADB = re.compile(r"^(/[*]M!.*?[*]/\s*)+")
@@ -81,7 +84,8 @@ def test_on_the_engines_connection_each_name_of_a_table_has_an_index_hint() -> N
         if part.startswith("-- name:") and re.search(r"engine's\s(--\s)?(connection|account)", part)
     }
     shown = {"copied_select", "copied_update", "copied_delete"}  # To be copied, or run by who has signed in.
-    assert said == names_in(*ON_THE_ENGINES_CONNECTION) - shown
+    of_clients = {"may_read"}
+    assert said == names_in(*ON_THE_ENGINES_CONNECTION) - shown - of_clients
     for name in said:
         assert names_without_hint(templates()[name].template) == [], name
 
