@@ -348,7 +348,7 @@ class GroupLeft(NamedTuple):
     first: Key | None = None
     """Where groups are in strict order, the message that has to be delivered first, if it was not claimed."""
     head: Entry | None = None
-    """The same message as the server has shown it, if the claim was not to take it."""
+    """The message `first` as the server has shown it, if the claim was not to take it."""
     paced_until_ns: int | None = None
     """When `group_rate` allows its next message (server's clock); None: now."""
 

@@ -194,7 +194,7 @@ class Engine:
         return replace(await self._queues.to_settle(table), ack_mark=self.slot)
 
     def known_to_settle(self, table: TableId) -> SettleColumns | None:
-        """The same without waiting; None if the table has to be described."""
+        """What `to_settle` returns, without waiting; None if the table has to be described."""
         columns = self._queues.known_to_settle(table)
         return None if columns is None else replace(columns, ack_mark=self.slot)
 

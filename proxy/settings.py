@@ -59,7 +59,7 @@ class Endpoint(str):
         return int(self.rpartition(":")[2])
 
     def at(self, port: int) -> Endpoint:
-        """The same host, with this port."""
+        """The endpoint of this host with another port."""
         return Endpoint(f"{self.rpartition(':')[0]}:{port}")
 
     @classmethod

@@ -245,7 +245,7 @@ def parse_settle(
 def settle_steps(
     sql: bytes, codec: str = "utf-8", *, no_backslash_escapes: bool = False, ansi_quotes: bool = False
 ) -> Generator[None, None, SettleStatement]:
-    """The same in steps: the generator yields after each, and returns the statement."""
+    """Parse ACK, NACK or EXTEND in steps: the generator yields after each, and returns the statement."""
     parser = _SettleParser(sql, codec, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
     return (yield from parser.statement())
 

@@ -264,7 +264,7 @@ def nullable_id(tokens: TokenStream, definitions: Sequence[Definition]) -> Defin
 
 
 def of_dead_letters(tokens: TokenStream, definitions: Sequence[Definition]) -> list[bytes]:
-    """The same definitions for the dead-letter table.
+    """The definitions as the dead-letter table has them.
 
     Constraints lose their names, which are unique in a database. Foreign keys, and unique keys
     other than the id's, are left out: they could refuse a dead message.

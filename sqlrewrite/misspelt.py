@@ -42,9 +42,9 @@ MISSPELT: Final = _misspelt(_VERBS, {*_VERBS, *_OTHER_WORDS})
 """What was probably meant, by the misspelt first word in capitals."""
 
 MISSPELT_NOUN: Final = _misspelt(("QUEUE", "SEMAPHORE"), ("QUEUE", "SEMAPHORE"))
-"""The same for the word behind CREATE, ALTER, DROP, PAUSE and their like."""
+"""What was probably meant, by the misspelt word behind CREATE, ALTER, DROP, PAUSE and their like."""
 
 MISSPELT_SHOWN: Final[Mapping[bytes, str]] = {
     wrong: _SHOWN.get(word, word) for wrong, word in _misspelt((*_SHOWN, *_SHOWN.values()), _SHOWN.values()).items()
 }
-"""The same for the word behind SHOW; the singular counts as misspelt."""
+"""What was probably meant, by the misspelt word behind SHOW; the singular counts as misspelt."""

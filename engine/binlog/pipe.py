@@ -86,7 +86,7 @@ class ChangeBatch:
     lag_s: float = 0.0
 
     def parts(self, messages_max: int) -> Iterator[ChangeBatch]:
-        """The same changes in their order, with at most so many messages in each part."""
+        """The batch in parts, in the order of its changes, with at most so many messages in each."""
         if self.everything or sum(len(seen) + len(over) for _, _, seen, over, _ in self.tables) <= messages_max:
             yield self
             return

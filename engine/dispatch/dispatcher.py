@@ -137,7 +137,8 @@ class Dispatcher:
         return self.recorded(now, events) + self._advance(now)
 
     def recorded(self, now: Instant, events: Sequence[Callable[[Instant], Effects]]) -> Effects:
-        """The same, and what to do next is decided by the next event, which comes soon."""
+        """Several events of one moment, in this order. What to do next is decided by the next event, which
+        comes soon."""
         self._decides_later = True
         effects: Effects = []
         for event in events:

@@ -48,7 +48,7 @@ class GroupPlaces:
         self._forgotten_ns: dict[Key, int] = {}
         """When each of them is forgotten at the latest (server's clock)."""
         self._ends: list[tuple[int, Key]] = []
-        """The same as a heap, with entries that are not valid any more."""
+        """These times as a heap, with entries that are not valid any more."""
         self._over: set[Key] = set()
         """Messages whose deliveries have ended since the claim under way was started, which may have
         counted them."""

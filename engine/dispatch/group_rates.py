@@ -32,7 +32,7 @@ class GroupRates:
         self._until_ns: dict[Group, int] = {}
         """When each of them may be claimed from (monotonic)."""
         self._ends: list[tuple[int, int, Group]] = []
-        """The same as a heap, with numbers that decide between equal times, and entries that are not valid
+        """These times as a heap, with numbers that decide between equal times, and entries that are not valid
         any more."""
         self._numbers = count()
 

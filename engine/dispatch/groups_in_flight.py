@@ -18,7 +18,7 @@ class GroupsInFlight:
         self._counts: dict[Group, int] = {}
         self._turn_values: int | None = None
         self._turns: Counter[Group] = Counter()
-        """The same by the values that decide whose turn it is, if these are not all of them."""
+        """The counts by the values that decide whose turn it is, if these are not all of them."""
         self._freed: set[Group] = set()
 
     def set_turn_values(self, turn_values: int | None) -> None:

@@ -20,7 +20,7 @@ class Limits:
     """Keys read ahead at most: a result of so many holds the event loop for some ms. With 10,000, a
     third of all CPU time went into keys that were scanned again (measured)."""
     locks_window_max: int = 8_000
-    """The same for streams FOR UPDATE that use up what a scan has read within `window_lasts_ns`. Their
+    """Keys read ahead at most for streams FOR UPDATE that use up what a scan has read within `window_lasts_ns`. Their
     consumers took 2,000 messages within 20 ms and then waited for the next scan as long: a drain was a
     fifth slower (measured)."""
     window_lasts_ns: int = 100 * MS
@@ -42,9 +42,9 @@ class Limits:
     under way for it: a claim on a server that stands still returns after half a minute. Then the claim is given
     back."""
     bounded_stall_ns: int = 5 * NS_PER_S
-    """The same behind its begin, and behind its last message: a stream that does not wait gets messages from a
-    server that takes so long for a scan and a claim. Behind messages that it has locked it is `bounded_grace_ns`:
-    other transactions wait for the locks."""
+    """A bounded stream ends at the latest so long after its begin, and after its last message: a stream that
+    does not wait gets messages from a server that takes so long for a scan and a claim. Behind messages that it
+    has locked it is `bounded_grace_ns`: other transactions wait for the locks."""
     ends_max: int = 500
     """Leases that one decision, or one event, ends at most, because they have expired or their client or its
     transaction is gone; the others in the next decision. Each takes the event loop up to 8 µs, and a client may hold a
@@ -109,7 +109,7 @@ class Limits:
     """How long a due message of another share is left to its own proxy: several times what a scan
     and a claim take on a quiet server."""
     share_grace_max_ns: int = NS_PER_S
-    """The same on a busy server: three times what they took here last, and this at most."""
+    """How long it is left to it on a busy server: three times what they took here last, and this at most."""
     share_check_ns: int = 100 * MS
     """Pause between scans of the other shares while messages of the own share are ready: bounds how
     long a more urgent message of another share stays unseen."""
@@ -128,8 +128,8 @@ class Limits:
     """Messages of one group that a group scan reads at least. A read by name costs about as much as 20
     messages (measured)."""
     group_quota_max: int = 250
-    """The same at most: a refill comes every 10 ms if it is needed, and a few groups must not fill the
-    read-ahead buffer."""
+    """Messages of one group that a group scan reads at most: a refill comes every 10 ms if it is needed, and a
+    few groups must not fill the read-ahead buffer."""
     refills_max: int = 64
     """Groups that one group scan reads by name: some 20 ms on a busy server."""
     probes_max: int = 4

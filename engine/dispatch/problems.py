@@ -61,5 +61,5 @@ class Problems:
         return {kind: one.text for kind, one in self._found.items() if one.text and now_ns < one.noted_ns + KEPT_NS}
 
     def texts(self, now_ns: int, *, of_rows: bool = False) -> list[str]:
-        """The same as texts alone; `of_rows`: of such kinds alone."""
+        """The texts of those that were noted recently; `of_rows`: of such kinds alone."""
         return [text for kind, text in self.present(now_ns).items() if kind.of_rows or not of_rows]

@@ -535,7 +535,8 @@ class ScanScheduler:
         return self._part_of(self._limits.window_max)
 
     def _most_for(self, group: FilterGroup) -> int:
-        """The same for a group whose scan has come back. Streams FOR UPDATE may use up more."""
+        """How many messages are read ahead at most for a group whose scan has come back. Streams FOR UPDATE
+        may use up more."""
         lasted_ns, enough_ns = group.scans.lasted_ns, self._limits.window_lasts_ns
         if not group.locks or lasted_ns is None or lasted_ns > 2 * enough_ns:
             return self._most

@@ -45,8 +45,8 @@ class Seen:
 
     state: State
     unit: str = ""
-    """The same for all members of a cluster with several primaries, and for all addresses of one
-    server. Empty while it is away: the last one counts."""
+    """The name of what it is a part of: all members of a cluster with several primaries have one, and so
+    have all addresses of one server. Empty while it is away: the last one counts."""
     text: str = ""
     """The reason for its state, for logs and errors."""
 

@@ -99,8 +99,8 @@ def of_galera(unit: str, results: Sequence[Result]) -> tuple[str, str]:
 
 
 def of_group(unit: str, results: Sequence[Result]) -> tuple[str, str]:
-    """The same for a member of a replication group. Its secondaries are read-only anyway. A primary
-    that cannot reach the majority accepts writes and never commits them."""
+    """The group of a member of group replication, and what keeps the member from writing. Its secondaries are
+    read-only anyway. A primary that cannot reach the majority accepts writes and never commits them."""
     own, reached, members = "", 0, 0
     for row in results[0].rows:
         is_own, state = (value or b"" for value in text_values(row))

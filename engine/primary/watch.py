@@ -29,7 +29,7 @@ class WatchLimits:
     """Between two observations: a change is noticed within a second. The real pause is up to a
     fifth shorter, so several proxies do not keep step."""
     requested_s: float = 0.05
-    """The same for requested ones, of which many may come at once."""
+    """Between two requested observations: many requests may come at once."""
     answer_s: float = 1.0
     """How long an observation waits for slow servers. The last state of a slow one counts."""
     silent_s: float = 3.0

@@ -52,7 +52,7 @@ class CallThreads:
         return await self.start(function)
 
     def start(self, function: Callable[[], T], *, first: bool = False) -> asyncio.Future[T]:
-        """The same without waiting. `first`: it precedes the calls that have not begun."""
+        """Begin a call of the function on a thread. `first`: it precedes the calls that have not begun."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._under_way += 1
         self._begin_threads()
@@ -64,8 +64,8 @@ class CallThreads:
         return answer
 
     def start_apart(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """The same on a thread of its own, which ends with it: the call waits for none of the others. Raises
-        RuntimeError if the system gives no thread."""
+        """Begin a call on a thread of its own, which ends with it: the call waits for none of the others.
+        Raises RuntimeError if the system gives no thread."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         threading.Thread(target=self._run, args=(answer, function), name=f"{self._name}_apart", daemon=True).start()
         self._under_way += 1

@@ -75,11 +75,11 @@ class EngineSettings:
     """Between two checks of the proxies on the server, one statement each, while this one is alone. A
     proxy that comes is noticed within it, and so is a broken connection of this one."""
     roster_with_others_s: float = 0.5
-    """The same while there are others: a proxy that goes is noticed within it."""
+    """Between two checks while there are other proxies: one that goes is noticed within it."""
     roster_again_s: float = 0.1
-    """The same after a change: usually others change too, for example when consumers start."""
+    """Between a change and the next check: usually others change too, for example when consumers start."""
     roster_without_locks_s: float = 60.0
-    """The same if the server has no user-level locks."""
+    """Between two checks if the server has no user-level locks."""
     roster_streams_kept_s: float = 5.0
     """A queue counts as streamed for so long after its last stream: consumers that poll open one
     after the other."""
@@ -200,7 +200,7 @@ class StoreExecutor:
         return await self.call(self.store.unacknowledged, queues)
 
     async def call_apart(self, method: Callable[..., Answer[T]], *args: Any) -> T:
-        """The same for a method that is about no queue, on a thread of its own: it does not wait for other calls.
+        """Call a method that is about no queue, on a thread of its own: it does not wait for other calls.
         Only if the system gives no thread, it does."""
         call = self._lasting.add(None)
         timed = partial(_timed, call, method, *args)

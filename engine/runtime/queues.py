@@ -106,7 +106,7 @@ class Queues:
         """Bare names, casefolded, of tables that may have changed, and the first read that shows
         it."""
         self._all_changed = 0
-        """The same for all tables."""
+        """The first read that shows what may have changed in all tables."""
         self._late: dict[TableId, int] = {}
         """The tables that could not be described, and how often; the last one to fail is the last."""
         self._any_late = asyncio.Event()
@@ -207,7 +207,7 @@ class Queues:
         return _columns_of(await self.queue(table))
 
     def known_to_settle(self, table: TableId) -> SettleColumns | None:
-        """The same from the last description; None if the table has to be described."""
+        """What `to_settle` returns, from the last description; None if the table has to be described."""
         found = self.current(table)
         return _columns_of(found) if isinstance(found, QueueTable) else None
 

@@ -65,7 +65,8 @@ class Text:
         return "".join(pieces)
 
     def bound(self, values: Mapping[str, object]) -> Text:
-        """The same with these values in place of their words. In a value, a $ is nothing but a $."""
+        """The statement with these values in place of their words; the other words stay. In a value, a $ is
+        nothing but a $."""
         bound = Text(self.template)
         bound._pieces = _replaced(self._pieces, values)
         return bound
@@ -127,7 +128,7 @@ def partition_clause(start_ns: int, width_ns: int, count: int) -> str:
 
 
 def first_partition_clause(now_ns: int, age_ns: int) -> str:
-    """The same for a table whose rows go at this age."""
+    """The clause that partitions a table whose rows go at this age, from now on."""
     width_ns = fitting_width_ns(age_ns)
     return partition_clause(now_ns - now_ns % width_ns, width_ns, AHEAD + 1)
 

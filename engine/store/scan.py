@@ -244,7 +244,7 @@ def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:
 
 
 def _integer_entries(sql: TableStatements, results: Sequence[Result]) -> list[Entry] | None:
-    """The same where the first four values are integers, in a third of the time: those of all rows at
+    """The entries where the first four values are integers, in a third of the time: those of all rows at
     once. None if one of them is NULL.
 
     A row in the text protocol is the values, each behind a byte with its length, which is at most 20 for

@@ -174,7 +174,7 @@ class ByFiles:
         return tuple(_together(self.sums, some, number) for number, some in joined.items())
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
-        """The same. Rows are numbered before partitions are joined. All files are read, whichever
+        """The rows of the wanted slices. Rows are numbered before partitions are joined. All files are read, whichever
         slices are wanted."""
         firsts = [number for number, piece in enumerate(slices) if piece.number % ROWS_OF_A_PARTITION == 0]
         partition = f.floor(f.col(PIECE) / f.lit(ROWS_OF_A_PARTITION))

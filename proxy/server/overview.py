@@ -66,7 +66,7 @@ class Sample:
     """The 99th percentile of the time from due to delivered, since the sample before. None without
     a delivery."""
     work_s: float | None = None
-    """The same of the time from the delivery to the acknowledgement."""
+    """The 99th percentile of the time from the delivery to the acknowledgement."""
 
 
 Points = Sequence[tuple[float, float | None]]
@@ -134,7 +134,7 @@ class QueueState:
 
     @property
     def acknowledged_per_s(self) -> float | None:
-        """The same of those acknowledged through this proxy."""
+        """Messages acknowledged through this proxy a second, as the last samples show it."""
         return self.lately("acknowledged")
 
     @property

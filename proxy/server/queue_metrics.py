@@ -90,7 +90,7 @@ class Reading:
     counted: CountedQueue | None = None
     """The last count in the database, if there is one."""
     dead: CountedQueue | None = None
-    """The same of its dead-letter table."""
+    """The last count of its dead-letter table, if there is one."""
 
     def add(self, dispatcher: Dispatcher, now_ns: int) -> None:
         """Add the numbers of a queue. `now_ns`: the monotonic time."""

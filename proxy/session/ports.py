@@ -111,7 +111,7 @@ class ClientSession(Protocol):
         others return. Raises ConnectionError, WireError."""
 
     async def internal_command(self, payload: bytes) -> Answer:
-        """The same as `internal_query` for any command with an answer."""
+        """Run any command with an answer, as `internal_query` runs a statement."""
 
     async def internal_rows(self, command: bytes, on_rows: OnPayloads) -> Answer:
         """Run a command that returns rows on the backing connection, and pass the rows on as they come

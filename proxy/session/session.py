@@ -423,7 +423,7 @@ class Session:
         return (await self._answered((command,), RowQuery(self.capabilities, on_rows))).split()[0]
 
     async def internal_command(self, payload: bytes) -> Answer:
-        """The same as `internal_query` for any command with an answer."""
+        """Run any command with an answer, as `internal_query` runs a statement."""
         return (await self._answered((payload,), InternalQueries())).split()[0]
 
     async def _answered(self, payloads: Sequence[bytes], queries: InternalQueries) -> Answers:

@@ -41,7 +41,7 @@ COUNT_MAX = 5_000
 """Index entries counted for one state of one queue, shared by its priorities: some milliseconds."""
 
 GROUPS_COUNT_MAX = 20_000
-"""The same for all message groups of a SHOW GROUPS together."""
+"""Index entries counted for all message groups of a SHOW GROUPS together."""
 
 GROUPS_AT_ONCE = 10
 """Message groups that are counted in one query."""

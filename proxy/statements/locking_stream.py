@@ -250,7 +250,7 @@ class LockingSession:
         return await self._session.internal_rows(command, on_rows)
 
     async def _execute(self, on_rows: OnPayloads, text: bytes) -> Answer:
-        """The same for rows in the binary protocol."""
+        """Run the statement as a prepared one: its rows come in the binary protocol."""
         session = self._session
         prepared = await session.internal_command(bytes([COM_STMT_PREPARE]) + text)
         if prepared.error is not None:

@@ -30,13 +30,13 @@ from proxy.settings import BadSetting
 log = logging.getLogger(__name__)
 
 LIFE: Final = dt.timedelta(days=3650)
-"""The same as mysqld's own. No client can verify it, and a client that pins it should keep working."""
+"""As long as mysqld's own. No client can verify it, and a client that pins it should keep working."""
 EXPIRES_SOON_DAYS: Final = 14
 """A certificate that expires within so many days is a problem."""
 RENEWED_BEFORE: Final = dt.timedelta(days=30)
 """It is checked only when the proxy starts."""
 RSA_BITS: Final = 2048
-"""The same as mysqld's. A password encrypted for it has at most 213 bytes."""
+"""As many as mysqld's own key has. A password encrypted for it has at most 213 bytes."""
 
 
 def self_signed(directory: Path) -> Path:

@@ -87,7 +87,7 @@ _KEPT_MAX: Final = 2048
 _word_at = struct.Struct("<I").unpack_from
 """A packet's length and sequence number."""
 _packet_at = struct.Struct("<IB").unpack_from
-"""The same, and the first byte of the payload."""
+"""A packet's length and sequence number, and the first byte of the payload."""
 _row_at = struct.Struct("<HBxB").unpack_from
 """A packet's length as its low 16 and its high 8 bits, and the first byte of the payload."""
 

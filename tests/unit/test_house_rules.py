@@ -192,6 +192,16 @@ def test_every_module_opens_with_a_docstring(modules: list[Module]) -> None:
     assert silent == []
 
 
+def test_every_docstring_names_its_subject(library: list[Module]) -> None:
+    strings = (
+        (module.place, node.value.value)
+        for module in library
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
+    assert [where for where in strings if re.match(r"The same\b", where[1])] == []
+
+
 def test_functions_stay_short_and_the_list_of_exceptions_only_shrinks(
     modules: list[Module],
 ) -> None:
