@@ -62,7 +62,7 @@ def no_queue_text(table: TableId) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EffectOutcome:
     """What came of an effect."""
 
     event: Event
@@ -102,7 +102,7 @@ class StoreEffects:
 
     async def carry_out(
         self, queue: QueueTable, dispatcher: Dispatcher, effect: StoreEffect, begun: BegunClaim | None = None
-    ) -> Outcome:
+    ) -> EffectOutcome:
         """Call the store for an effect of this dispatcher, or wait for the claim that was begun. Raises
         nothing but CancelledError: an error is an outcome, too."""
         try:
@@ -113,7 +113,7 @@ class StoreEffects:
                 self._on_distrust()
             text = no_queue_text(queue.id) if error.code in NO_TABLE else str(error)
             lasting = error.lasting and error.code not in OUTDATED
-            return Outcome(_failure(dispatcher, effect, text, lasting=lasting, refusal=error.refusal))
+            return EffectOutcome(_failure(dispatcher, effect, text, lasting=lasting, refusal=error.refusal))
         except Exception as error:  # A fault in ackstream: without an outcome the dispatcher would wait for ever.
             log.exception(
                 "%s of %s failed",
@@ -121,46 +121,46 @@ class StoreEffects:
                 queue.id,
                 extra={"event": "store.fault", "queue": str(queue.id)},
             )
-            return Outcome(_failure(dispatcher, effect, str(error), lasting=False))
+            return EffectOutcome(_failure(dispatcher, effect, str(error), lasting=False))
 
     async def _call(
         self, queue: QueueTable, dispatcher: Dispatcher, effect: StoreEffect, begun: BegunClaim | None
-    ) -> Outcome:
+    ) -> EffectOutcome:
         call, store, counters = self._executor.call, self._executor.store, self._executor.counters
         match effect:
             case Scan(scan_id):
                 result = await call(store.scan, queue, effect.limit, effect.selection, effect.part, effect.portion)
                 self._note_scan(len(result.entries))
-                return Outcome(partial(dispatcher.scan_done, scan_id=scan_id, result=result))
+                return EffectOutcome(partial(dispatcher.scan_done, scan_id=scan_id, result=result))
             case ScanGroups(scan_id):
                 groups = await call(store.scan_groups, queue, effect.request, effect.portion)
                 self._note_scan(len(groups.entries) + len(groups.arrivals))
-                return Outcome(partial(dispatcher.group_scan_done, scan_id=scan_id, result=groups))
+                return EffectOutcome(partial(dispatcher.group_scan_done, scan_id=scan_id, result=groups))
             case Poll():
                 empty = queue.scan_index is not None and await self._executor.polls.is_empty(queue)
                 self._note_scan(0)
-                return Outcome(partial(dispatcher.polled, empty=empty))
+                return EffectOutcome(partial(dispatcher.polled, empty=empty))
             case Claim():
                 return await self._claim(queue, dispatcher, effect, begun)
             case Fetch(fetch_id, row_format, keys):
                 began_ns = time.monotonic_ns()
                 rows = await call(store.fetch, queue, row_format, keys, self._executor.settings.fetch_budget_bytes)
                 counters.fetch_time.add(time.monotonic_ns() - began_ns)
-                return Outcome(partial(dispatcher.fetch_done, fetch_id=fetch_id, result=rows))
+                return EffectOutcome(partial(dispatcher.fetch_done, fetch_id=fetch_id, result=rows))
             case Lookup(keys):
-                return Outcome(partial(dispatcher.lookup_done, found=await call(store.lookup, queue, keys)))
+                return EffectOutcome(partial(dispatcher.lookup_done, found=await call(store.lookup, queue, keys)))
             case Release(returns):
                 released = await call(store.release, queue, returns)
                 counters.released += released.rows
                 text = "claims are not given back before their waits are over"
                 self._note(Kind.RELEASE, f"{text}: {named(released.refused)}" if released.refused else None)
                 self._on_released([claim.key for claim in returns])
-                return Outcome(dispatcher.release_done)
+                return EffectOutcome(dispatcher.release_done)
             case FindAbandoned(slot, limit):
                 found = await call(store.find_abandoned, queue, slot, limit)
-                return Outcome(partial(dispatcher.search_done, found=found))
+                return EffectOutcome(partial(dispatcher.search_done, found=found))
             case CheckBatches(check):
-                return Outcome(partial(dispatcher.batches_checked, seen=await self._check_batches(queue, check)))
+                return EffectOutcome(partial(dispatcher.batches_checked, seen=await self._check_batches(queue, check)))
             case Purge(age_ns, limit):
                 purged = await call(store.purge, queue, age_ns, limit)
                 counters.purged += purged.rows
@@ -168,9 +168,9 @@ class StoreEffects:
                 if purged.refused:
                     text = f"the server refuses to delete acknowledged messages: {named(purged.refused)}"
                     self._note(Kind.PURGE, text)
-                return Outcome(partial(dispatcher.purge_done, deleted=purged.rows, more=purged.more))
+                return EffectOutcome(partial(dispatcher.purge_done, deleted=purged.rows, more=purged.more))
             case MoveDeadLetters(dead):
-                return Outcome(partial(dispatcher.move_done, moved=await self._move_dead_letters(queue, dead)))
+                return EffectOutcome(partial(dispatcher.move_done, moved=await self._move_dead_letters(queue, dead)))
             case _:
                 assert_never(effect)
 
@@ -185,7 +185,7 @@ class StoreEffects:
 
     async def _claim(
         self, queue: QueueTable, dispatcher: Dispatcher, claim: Claim, begun: BegunClaim | None
-    ) -> Outcome:
+    ) -> EffectOutcome:
         executor, counters = self._executor, self._executor.counters
         began_ns = time.monotonic_ns()
         call = begun or partial(executor.call, executor.store.claim_and_fetch, *self._arguments(queue, claim))
@@ -203,7 +203,7 @@ class StoreEffects:
         done = partial(
             dispatcher.claim_done, claim_id=claim.claim_id, claims=claims, rows=rows, left=left, waiting=waiting
         )
-        return Outcome(done, claims)
+        return EffectOutcome(done, claims)
 
     async def _check_batches(self, queue: QueueTable, check: BatchCheck) -> BatchesChecked:
         """Compare follow-ups with their batches."""

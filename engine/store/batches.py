@@ -60,7 +60,7 @@ class PartTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BatchParts:
     """All of a database; with a `problem`, there may be parts that cannot be read."""
 
     tables: Mapping[TableId, PartTable] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Parts:
 @dataclass(slots=True)
 class _Described:
     comments: Mapping[TableId, str]
-    parts: Parts
+    parts: BatchParts
     until_s: float
 
 
@@ -102,13 +102,13 @@ class Batches:
             (states,) = connection.run([_waits(table, sql, keys, is_open(table.after_batch, parts))])
         return frozenset(key for key, open_ in _flags(sql, states) if open_)
 
-    def parts(self, connection: StoreConnection, db: str) -> Parts:
+    def parts(self, connection: StoreConnection, db: str) -> BatchParts:
         """The tables with parts in a database, now. `connection` has no transaction."""
         comments = self._comments(connection, db)
         parts = self._known(db, comments)
         return self.describe(connection, db, comments) if parts is None else parts
 
-    def describe(self, connection: StoreConnection, db: str, comments: Mapping[TableId, str]) -> Parts:
+    def describe(self, connection: StoreConnection, db: str, comments: Mapping[TableId, str]) -> BatchParts:
         """Describe the queues with these comments. `connection` has no transaction."""
         parts = self._describe(connection, comments)
         self._described[db] = _Described(comments, parts, time.monotonic() + DESCRIPTION_KEPT_S)
@@ -122,7 +122,7 @@ class Batches:
             for name, comment in map(text_values, found.rows)
         }
 
-    def _known(self, db: str, comments: Mapping[TableId, str]) -> Parts | None:
+    def _known(self, db: str, comments: Mapping[TableId, str]) -> BatchParts | None:
         """The parts that are remembered for these comments. With a problem, they are for one use: the next one
         looks again."""
         known = self._described.get(db)
@@ -138,7 +138,7 @@ class Batches:
         with self._forgotten_on_error(table.id.db):
             return Check(connection, table, parts, check).run()
 
-    def _describe(self, connection: StoreConnection, comments: Mapping[TableId, str]) -> Parts:
+    def _describe(self, connection: StoreConnection, comments: Mapping[TableId, str]) -> BatchParts:
         policies = {table: parse_comment(comment) for table, comment in comments.items()}
         policies = {
             table: policy
@@ -168,7 +168,7 @@ class Batches:
                     problems.append(f"{table} has batch_on_dead=hold, and {dead}")
                 else:
                     tables[letters] = dead
-        return Parts(tables, "; ".join(problems) or None)
+        return BatchParts(tables, "; ".join(problems) or None)
 
     def _part_table(self, connection: StoreConnection, facts: TableFacts, name: str | None) -> PartTable | str:
         """A table with parts, whose batch is in the column `name`; or why it cannot be read."""
@@ -203,7 +203,7 @@ class _ForgottenOnError:
 class Check:
     """One check of the follow-ups of a queue."""
 
-    def __init__(self, connection: StoreConnection, table: QueueTable, parts: Parts, check: BatchCheck) -> None:
+    def __init__(self, connection: StoreConnection, table: QueueTable, parts: BatchParts, check: BatchCheck) -> None:
         assert table.after_batch is not None
         self._connection = connection
         self._column = table.after_batch
@@ -344,7 +344,7 @@ def set_aside(sql: TableStatements, keys: Collection[Key]) -> list[str]:
     return sql.for_ids("batch_set_time", keys, time_next=WAITING_NS)
 
 
-def is_open(column: BatchColumn, parts: Parts) -> str:
+def is_open(column: BatchColumn, parts: BatchParts) -> str:
     """An expression of a follow-up: '1' if its batch has unacknowledged parts, or may have, else '0'."""
     if parts.problem is not None:
         return "'1'"

@@ -1,6 +1,6 @@
 """The transactions that claim messages, each on a connection with its `context`.
 
-`Claim` takes any messages, in two packets: it locks their rows, chooses here what the limits of the
+`ClaimTransaction` takes any messages, in two packets: it locks their rows, chooses here what the limits of the
 queue allow, writes, commits, and reads the rows. `ClaimOfOne` takes one message in one packet, where
 nothing has to be chosen between the two.
 """
@@ -33,7 +33,7 @@ from engine.store.batches import Batches, set_aside
 from engine.store.begun import OnePacket
 from engine.store.claim_plan import choose
 from engine.store.connection import OWN_CONTEXT, Begun, SessionContext, StoreConnection
-from engine.store.fetch import Fetch, SentBehind
+from engine.store.fetch import RowFetch, SentBehind
 from engine.store.information_schema import now_ns
 from engine.store.limits.claim import ClaimLimits
 from engine.store.port import StoreError, Timed
@@ -48,11 +48,11 @@ SHORT_KEY_MAX: Final = 64
 SHORT_COLUMNS_MAX: Final = 1_000
 """Characters of a key, and of the names of all columns, of a packet that has less than 10 kB."""
 
-FetchOf = Callable[[Mapping[Key, Delivery]], Fetch]
+FetchOf = Callable[[Mapping[Key, Delivery]], RowFetch]
 """Makes the fetch of the rows of these deliveries."""
 
 
-class Claim:
+class ClaimTransaction:
     """A claim of messages, and the reading of their rows behind its commit."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Claim:
         fetch_of: FetchOf | None,
     ) -> None:
         """`fetch_of`: None if no rows are to be read."""
-        self.fetch: Fetch | None = None
+        self.fetch: RowFetch | None = None
         """What has read the rows."""
         self._table, self._wanted, self._slot = table, wanted, slot
         self._limits, self._batches, self._fetch_of = limits, batches, fetch_of

@@ -36,7 +36,7 @@ class SentBehind(NamedTuple):
     """Keys beyond its slice."""
 
 
-class Fetch:
+class RowFetch:
     """One fetch: slices of its keys, as large as the budget allows by the estimated size of
     rows."""
 

@@ -55,10 +55,10 @@ from engine.store.acknowledging import AckBatch
 from engine.store.acks import Ack
 from engine.store.batches import Batches
 from engine.store.begun import ConnectionCall, OnePacket
-from engine.store.claiming import Claim, ClaimOfOne, FetchOf
+from engine.store.claiming import ClaimOfOne, ClaimTransaction, FetchOf
 from engine.store.connection import StoreConnection
 from engine.store.dead_letter import DeadLetterMove
-from engine.store.fetch import Fetch
+from engine.store.fetch import RowFetch
 from engine.store.group_scan import scan_by_group
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
 from engine.store.limits.claim import ClaimLimits, limits_of
@@ -408,9 +408,9 @@ class MySQLStore:
 
     def _fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
-    ) -> Fetch:
+    ) -> RowFetch:
         row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)
-        return Fetch(table, row_format, keys, budget_bytes, row_bytes)
+        return RowFetch(table, row_format, keys, budget_bytes, row_bytes)
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
@@ -537,7 +537,7 @@ class MySQLStore:
         began_s, by_key = time.monotonic(), {want.key: want for want in wanted}
         of_queue = limits_of(table, self._claim_s.get(table.id, 0.0))
         limits = ClaimLimits([*of_queue, *self._semaphores.of_claim(table, wanted)], by_key)
-        claim = Claim(table, by_key, slot, limits, self._batches, fetch_of)
+        claim = ClaimTransaction(table, by_key, slot, limits, self._batches, fetch_of)
         with self._pool.connection(claim.context) as connection:
             result = claim.run(connection)
         if claim.fetch is not None:

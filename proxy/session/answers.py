@@ -21,7 +21,7 @@ below it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """The server's answer to an internal query: its packets, and how it ended."""
 
     packets: tuple[Packet, ...]
@@ -41,13 +41,13 @@ class Answers:
     """All their bytes."""
     outcomes: tuple[Outcome[PendingCommand], ...]
 
-    def split(self) -> tuple[Answer, ...]:
+    def split(self) -> tuple[ServerAnswer, ...]:
         """The answer to each query. Raises WireError if they cannot be separated."""
         packets = Packets(ANSWER_MAX).feed(self.raw)
         answers = [packets] if len(self.outcomes) == 1 else list(_each_answer(packets))
         if len(answers) != len(self.outcomes):
             raise WireError("the server's answers to several queries cannot be separated")
-        return tuple(map(Answer, map(tuple, answers), self.outcomes))
+        return tuple(map(ServerAnswer, map(tuple, answers), self.outcomes))
 
 
 class InternalQueries:
@@ -89,8 +89,8 @@ ROW_MAX = 1 << 30
 
 
 class RowQuery(InternalQueries):
-    """An internal query whose rows are passed on as they come, in portions. Its `Answer` has only the last
-    packet: an error, or what ends the rows.
+    """An internal query whose rows are passed on as they come, in portions. Its `ServerAnswer` has only the
+    last packet: an error, or what ends the rows.
 
     The first value of each row must be a string of less than 64 kB and not NULL, so that no row
     begins as the packets do that end an answer.

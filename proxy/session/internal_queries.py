@@ -29,7 +29,7 @@ from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
-    from proxy.session.answers import Answer
+    from proxy.session.answers import ServerAnswer
     from proxy.session.ports import ClientSession
 
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
@@ -146,18 +146,18 @@ async def definition_seen(session: ClientSession, table: TableName) -> bytes | N
     return _digest(text)
 
 
-def hides_queue(answer: Answer) -> bool:
+def hides_queue(answer: ServerAnswer) -> bool:
     """Whether the answer to SHOW CREATE TABLE shows a temporary table."""
     return answer.outcome.ok and _definition(answer).startswith(b"CREATE TEMPORARY")
 
 
-def definition_digest(answer: Answer) -> bytes:
+def definition_digest(answer: ServerAnswer) -> bytes:
     """The digest of a definition, as `definition_seen` returns it, from the answer to SHOW CREATE
     TABLE. If `definition_seen` has returned this digest, the definition is that of a queue."""
     return _digest(_definition(answer))
 
 
-def _definition(answer: Answer) -> bytes:
+def _definition(answer: ServerAnswer) -> bytes:
     return (text_values(answer.packets[-2].payload)[1] or b"").replace(b"\0", b"")
 
 
@@ -185,7 +185,7 @@ def as_packet(error: Exception) -> bytes:
             return make_err(1105, "HY000", str(error))
 
 
-async def checked_query(session: ClientSession, text: str | bytes) -> Answer:
+async def checked_query(session: ClientSession, text: str | bytes) -> ServerAnswer:
     """The server's answer to a statement; bytes are sent unchanged.
 
     Raises Refused with the server's error. If the running queue statement is interrupted, nothing
@@ -197,7 +197,7 @@ async def checked_query(session: ClientSession, text: str | bytes) -> Answer:
     return not_refused(await spelled(session, text, session.internal_query))
 
 
-async def spelled(session: ClientSession, text: str, send: Callable[[bytes], Awaitable[Answer]]) -> Answer:
+async def spelled(session: ClientSession, text: str, send: Callable[[bytes], Awaitable[ServerAnswer]]) -> ServerAnswer:
     """The answer that `send` returns to the text in the session's character set.
 
     If that lacks a character, the session reads UTF-8 for this one query. Names of columns may have
@@ -234,7 +234,7 @@ async def setting(session: ClientSession, variable: str, value: str, before: str
     await _set_surely(session, variable, before)
 
 
-async def _set(session: ClientSession, variable: str, value: str) -> Answer:
+async def _set(session: ClientSession, variable: str, value: str) -> ServerAnswer:
     session.classifier.shown_context = None
     return await session.internal_query(sql("set_variable", variable=variable, value=value).encode())
 
@@ -246,7 +246,7 @@ async def _set_surely(session: ClientSession, variable: str, value: str) -> None
     session.hang_up(ServerError(1105, "HY000", f"ackstream could not set {variable} back"))
 
 
-def not_refused(answer: Answer) -> Answer:
+def not_refused(answer: ServerAnswer) -> ServerAnswer:
     """The answer itself. Raises Refused if it is an error."""
     if not answer.outcome.ok:
         raise Refused(answer.packets[-1].payload)
@@ -258,13 +258,13 @@ async def read_context(session: ClientSession) -> Context:
     return take_context(session, await context_answer(session))
 
 
-async def context_answer(session: ClientSession) -> Answer:
+async def context_answer(session: ClientSession) -> ServerAnswer:
     """The server's answer to the context query."""
     server_name = sql("server_name") if session.server_name is None else "NULL"
     return await checked_query(session, sql("context", server_name=server_name))
 
 
-def context_signature(answer: Answer) -> tuple[bytes | None, ...]:
+def context_signature(answer: ServerAnswer) -> tuple[bytes | None, ...]:
     """What two answers to the context query have in common if they show the same session.
 
     The packets before the row are compared as well: the collation of results is in no variable, but
@@ -275,7 +275,7 @@ def context_signature(answer: Answer) -> tuple[bytes | None, ...]:
     return (*packets, *text_values(answer.packets[-2].payload)[:CONTEXT_COLUMNS])
 
 
-def take_context(session: ClientSession, answer: Answer) -> Context:
+def take_context(session: ClientSession, answer: ServerAnswer) -> Context:
     """The context in an answer to the context query; updates what the session remembers of it."""
     row = answer.packets[-2].payload
     db, client, results, time_zone, sql_mode, like_escapes, server = (_text(value) for value in text_values(row))
@@ -300,14 +300,14 @@ def remember_context(session: ClientSession, context: Context) -> None:
     session.classifier.remember_db(context.db)
 
 
-def raw_rows(session: ClientSession, answer: Answer) -> list[list[bytes | None]]:
+def raw_rows(session: ClientSession, answer: ServerAnswer) -> list[list[bytes | None]]:
     """The rows of an answer, with the bytes that the server sent."""
     count = Reader(answer.packets[0].payload).lenenc()
     first = 1 + count + (0 if session.capabilities & DEPRECATE_EOF else 1)
     return [text_values(packet.payload) for packet in answer.packets[first:-1]]
 
 
-def text_rows(session: ClientSession, answer: Answer) -> list[list[str | None]]:
+def text_rows(session: ClientSession, answer: ServerAnswer) -> list[list[str | None]]:
     """The rows of an answer whose values are ASCII: numbers, and text as HEX."""
     return [list(map(_text, row)) for row in raw_rows(session, answer)]
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from engine.service import Engine
 from engine.store.port import Origin
 from proxy.login.relay import LoggedIn
-from proxy.session.answers import Answer, Answers, OnPayloads
+from proxy.session.answers import Answers, OnPayloads, ServerAnswer
 from proxy.session.command_classifier import CommandClassifier
 from proxy.session.commit_notices import CommitNotices, PendingCommand
 from proxy.session.known_streams import KnownStreams
@@ -102,7 +102,7 @@ class ClientSession(Protocol):
     def read_server(self) -> None:
         """Read the server, however full the client is: nothing of what comes is for it."""
 
-    async def internal_query(self, text: bytes) -> Answer:
+    async def internal_query(self, text: bytes) -> ServerAnswer:
         """Run a statement on the backing connection; its answer is not sent to the client. Raises
         ConnectionError, WireError."""
 
@@ -110,10 +110,10 @@ class ClientSession(Protocol):
         """Run several statements, all written together: one round trip. Each runs, whatever the
         others return. Raises ConnectionError, WireError."""
 
-    async def internal_command(self, payload: bytes) -> Answer:
+    async def internal_command(self, payload: bytes) -> ServerAnswer:
         """Run any command with an answer, as `internal_query` runs a statement."""
 
-    async def internal_rows(self, command: bytes, on_rows: OnPayloads) -> Answer:
+    async def internal_rows(self, command: bytes, on_rows: OnPayloads) -> ServerAnswer:
         """Run a command that returns rows on the backing connection, and pass the rows on as they come
         (RowQuery). The answer has only the last packet."""
 
@@ -132,7 +132,7 @@ class ClientSession(Protocol):
         """Send a command in the client's name; its answer goes to the client, an error in the words that
         `rephrase` returns. `keeps_context`: it certainly changes nothing of the session's context."""
 
-    def show(self, answer: Answer, pending: PendingCommand) -> None:
+    def show(self, answer: ServerAnswer, pending: PendingCommand) -> None:
         """Send the answer to an internal command to the client."""
 
     def send(self, data: bytes) -> None:

@@ -27,7 +27,7 @@ from engine.store.port import Origin
 from engine.store.route import READ_ONLY
 from proxy.login.dialogue import LoginRefused
 from proxy.login.relay import LoggedIn
-from proxy.session.answers import Answer, Answers, InternalQueries, OnPayloads, RowQuery
+from proxy.session.answers import Answers, InternalQueries, OnPayloads, RowQuery, ServerAnswer
 from proxy.session.authentication import Authentication
 from proxy.session.command_classifier import UNREMARKABLE, CommandClassifier
 from proxy.session.command_relay import CommandRelay
@@ -407,7 +407,7 @@ class Session:
         """Read the server, however full the client is: nothing of what comes is for it."""
         self._connections.read_server()
 
-    async def internal_query(self, text: bytes) -> Answer:
+    async def internal_query(self, text: bytes) -> ServerAnswer:
         """Run a statement on the backing connection; its answer is not sent to the client."""
         return (await self.internal_queries((text,))).split()[0]
 
@@ -418,11 +418,11 @@ class Session:
         payloads = [make_query(text, attributes=attributes) for text in texts]
         return await self._answered(payloads, InternalQueries(len(payloads)))
 
-    async def internal_rows(self, command: bytes, on_rows: OnPayloads) -> Answer:
+    async def internal_rows(self, command: bytes, on_rows: OnPayloads) -> ServerAnswer:
         """Run a command that returns rows, which are passed on (RowQuery)."""
         return (await self._answered((command,), RowQuery(self.capabilities, on_rows))).split()[0]
 
-    async def internal_command(self, payload: bytes) -> Answer:
+    async def internal_command(self, payload: bytes) -> ServerAnswer:
         """Run any command with an answer, as `internal_query` runs a statement."""
         return (await self._answered((payload,), InternalQueries())).split()[0]
 
@@ -467,7 +467,7 @@ class Session:
         answer."""
         self._rephrasing = Rephrasing(rephrase)
 
-    def show(self, answer: Answer, pending: PendingCommand) -> None:
+    def show(self, answer: ServerAnswer, pending: PendingCommand) -> None:
         """Send the answer to an internal command to the client, as if the client had sent that
         command."""
         self.classifier.command_answered(answer.outcome._replace(pending=pending))

@@ -24,7 +24,7 @@ from engine.store.queries import FORMS
 from proxy.session.internal_queries import Refused, checked_query
 from proxy.session.queries import sql
 from proxy.statements.depth import ClientCounting, Counting
-from proxy.statements.results import COUNT, WORDS, Column, Result
+from proxy.statements.results import COUNT, WORDS, ResultColumn, ResultSet
 from proxy.statements.tables import marked_comment, refused_as_client, table_id
 from proxy.wire.packets import ServerError
 from sqlrewrite.names import TableName
@@ -42,11 +42,11 @@ COUNTED_MAX = 10_000
 """Messages of one batch in one table that are counted."""
 
 BATCH_COLUMNS = (
-    Column("Batch", WORDS),
-    Column("Parts", COUNT),
-    Column("Acknowledged", COUNT),
-    Column("Dead", COUNT),
-    Column("Waiting", COUNT),
+    ResultColumn("Batch", WORDS),
+    ResultColumn("Parts", COUNT),
+    ResultColumn("Acknowledged", COUNT),
+    ResultColumn("Dead", COUNT),
+    ResultColumn("Waiting", COUNT),
 )
 
 
@@ -89,7 +89,7 @@ class Batches:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def show(self, session: ClientSession, table: TableName, limit: int | None) -> Result:
+    async def show(self, session: ClientSession, table: TableName, limit: int | None) -> ResultSet:
         """The open batches that the messages of a queue name."""
         await marked_comment(session, table)
         queue = await refused_as_client(session, table, self._engine.queue(table_id(table)))
@@ -98,7 +98,7 @@ class Batches:
             raise ServerError(1105, "HY000", problem)
         counting = ClientCounting(session)
         found = await self.read(counting, queue, limit or LIMIT_DEFAULT, partial(_may_read, session))
-        return Result(BATCH_COLUMNS, [list(astuple(batch)) for batch in found])
+        return ResultSet(BATCH_COLUMNS, [list(astuple(batch)) for batch in found])
 
     async def read(
         self, counting: Counting, queue: QueueTable, limit: int, may_read: MayRead | None = None

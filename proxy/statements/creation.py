@@ -30,7 +30,7 @@ from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
 from engine.store.queries import first_partition_clause
-from proxy.session.answers import Answer
+from proxy.session.answers import ServerAnswer
 from proxy.session.internal_queries import Refused, from_hex, not_refused, rows, server_time_ns
 from proxy.session.queries import sql
 from proxy.statements.declared import extras_of, problems_of
@@ -175,7 +175,7 @@ class Creation:
         """Create one of these tables, unless it is there. Raises Refused."""
         _not_refused(await self._own_table(session, table, own))
 
-    async def _own_table(self, session: ClientSession, table: TableName, own: OwnTable) -> Answer | None:
+    async def _own_table(self, session: ClientSession, table: TableName, own: OwnTable) -> ServerAnswer | None:
         """The answer to its CREATE TABLE; None if the client sees it."""
         place = TableName(own.name, table.db)
         if await comment_of(session, place) is not None:
@@ -288,7 +288,7 @@ class Creation:
         return (await change_schema(self._engine, session, text)).packets[0].payload
 
 
-def _not_refused(answer: Answer | None) -> None:
+def _not_refused(answer: ServerAnswer | None) -> None:
     if answer is not None:
         not_refused(answer)
 
@@ -300,7 +300,7 @@ _NOT_OF_DEAD_LETTERS = frozenset(
 """The directives of a queue that its dead-letter table does not get."""
 
 
-def _refusal(statement: CreateQueue, sent: str, answer: Answer) -> SqlError | Refused:
+def _refusal(statement: CreateQueue, sent: str, answer: ServerAnswer) -> SqlError | Refused:
     """The server's error about the CREATE TABLE, or a syntax error about the CREATE QUEUE in its
     place."""
     if answer.error is None or answer.error.code != PARSE_ERROR:

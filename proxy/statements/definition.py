@@ -27,7 +27,7 @@ from proxy.session.internal_queries import Context, refuse_temporary
 from proxy.session.queries import sql
 from proxy.statements.creation import Creation, counted_by, dead_letter_of, refuse_uncounted
 from proxy.statements.declared import extras_of
-from proxy.statements.results import NAME, TEXT, Column, Result
+from proxy.statements.results import NAME, TEXT, ResultColumn, ResultSet
 from proxy.statements.tables import (
     change_comment,
     change_schema,
@@ -46,7 +46,7 @@ from sqlrewrite.queues import parse_queue_statement
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
-CREATE_QUEUE_COLUMNS = (Column("Queue", NAME), Column("Create Queue", TEXT))
+CREATE_QUEUE_COLUMNS = (ResultColumn("Queue", NAME), ResultColumn("Create Queue", TEXT))
 
 
 EXTRA_COLUMNS = ("reason", "delay_by", "batch_by", "after_batch")
@@ -59,7 +59,7 @@ COUNTING = frozenset({"max_in_flight", "group_limit", "group_order", "semaphores
 LIMITS = COUNTING | {"max_rate", "group_rate"}
 
 
-class Definition:
+class DefinitionStatements:
     """Carries out the statements that define queues. Each change returns the OK packet."""
 
     def __init__(self, engine: Engine) -> None:
@@ -157,7 +157,7 @@ class Definition:
         text = sql("drop_table", if_exists=if_exists, table=statement.table.quoted())
         return (await change_schema(self._engine, session, text)).packets[0].payload
 
-    async def show_create(self, session: ClientSession, context: Context, table: TableName) -> Result:
+    async def show_create(self, session: ClientSession, context: Context, table: TableName) -> ResultSet:
         """SHOW CREATE QUEUE."""
         statement = await self._definition(session, context, table)
         if statement.comment is None or not is_marked(statement.comment):
@@ -166,7 +166,7 @@ class Definition:
         without = {key: NONE for key in DEFAULTS if key not in values}
         options = [(option_name(key), value) for key, value in {**values, **without}.items()]
         text = print_queue(statement, table.name, options, rest, no_backslash_escapes=session.no_backslash_escapes)
-        return Result(CREATE_QUEUE_COLUMNS, [[table.name, text]])
+        return ResultSet(CREATE_QUEUE_COLUMNS, [[table.name, text]])
 
     async def _definition(self, session: ClientSession, context: Context, table: TableName) -> CreateQueue:
         """An existing table, as the CREATE QUEUE that its SHOW CREATE TABLE amounts to."""

@@ -26,7 +26,7 @@ from engine.store.queries import FORMS, TableStatements
 from proxy.session.internal_queries import Refused, from_hex, rows, server_time_ns
 from proxy.session.queries import sql
 from proxy.statements.depth import ClientCounting, Counting, priorities
-from proxy.statements.results import COUNT, NAME, SECONDS, WORDS, Column, Result
+from proxy.statements.results import COUNT, NAME, SECONDS, WORDS, ResultColumn, ResultSet
 from proxy.statements.show import CONNECTIONS_MAX, peer_of, visible_tables
 from proxy.statements.tables import marked_comment, refused_as_client, table_id
 from sqlrewrite.names import TableName
@@ -46,16 +46,16 @@ HELD_MAX = 20_000
 IDS_AT_ONCE = 1_000
 
 DELIVERY_COLUMNS = (
-    Column("Id", "VARCHAR(1000) CHARACTER SET utf8mb4"),
-    Column("Epoch", "BIGINT"),
-    Column("Queue", WORDS),
-    Column("Since", SECONDS, "NOW() - INTERVAL ROUND({}) SECOND"),
-    Column("Until", SECONDS, "NOW() + INTERVAL ROUND({}) SECOND"),
-    Column("Proxy", COUNT),
-    Column("Connection", COUNT),
-    Column("User", NAME),
-    Column("Host", WORDS),
-    Column("Program", WORDS),
+    ResultColumn("Id", "VARCHAR(1000) CHARACTER SET utf8mb4"),
+    ResultColumn("Epoch", "BIGINT"),
+    ResultColumn("Queue", WORDS),
+    ResultColumn("Since", SECONDS, "NOW() - INTERVAL ROUND({}) SECOND"),
+    ResultColumn("Until", SECONDS, "NOW() + INTERVAL ROUND({}) SECOND"),
+    ResultColumn("Proxy", COUNT),
+    ResultColumn("Connection", COUNT),
+    ResultColumn("User", NAME),
+    ResultColumn("Host", WORDS),
+    ResultColumn("Program", WORDS),
 )
 
 
@@ -143,7 +143,7 @@ class Deliveries:
         reading = _Reading(counting, queue, await counting.now_ns(), limit)
         return await reading.in_flight(held)
 
-    async def show(self, session: ClientSession, table: TableName | None, limit: int | None) -> Result:
+    async def show(self, session: ClientSession, table: TableName | None, limit: int | None) -> ResultSet:
         """The messages in flight, of one queue or of all that the client may read."""
         limit = limit or LIMIT_DEFAULT
         visible = await rows(session, sql("visible_connections", limit=CONNECTIONS_MAX))
@@ -162,7 +162,7 @@ class Deliveries:
             shown += [_shown(queue, one, users) for one in found]
             if len(shown) >= limit:
                 break
-        return Result(DELIVERY_COLUMNS, shown)
+        return ResultSet(DELIVERY_COLUMNS, shown)
 
     def _held(self, table: TableId | None, of_each: int = HELD_MAX) -> Mapping[TableId, Mapping[Key, HeldDelivery]]:
         found: dict[TableId, dict[Key, HeldDelivery]] = {}

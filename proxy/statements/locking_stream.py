@@ -43,7 +43,7 @@ from proxy.wire.packets import AUTOCOMMIT, ServerError
 from proxy.wire.params import make_query
 
 if TYPE_CHECKING:
-    from proxy.session.answers import Answer, OnPayloads
+    from proxy.session.answers import OnPayloads, ServerAnswer
     from proxy.session.ports import ClientSession
 
 
@@ -245,11 +245,11 @@ class LockingSession:
             if error.code in ROLLED_BACK:
                 session.commit_notices.locks_gone(failed=True)
 
-    async def _query(self, on_rows: OnPayloads, text: bytes) -> Answer:
+    async def _query(self, on_rows: OnPayloads, text: bytes) -> ServerAnswer:
         command = make_query(text, attributes=self._session.classifier.attributes)
         return await self._session.internal_rows(command, on_rows)
 
-    async def _execute(self, on_rows: OnPayloads, text: bytes) -> Answer:
+    async def _execute(self, on_rows: OnPayloads, text: bytes) -> ServerAnswer:
         """Run the statement as a prepared one: its rows come in the binary protocol."""
         session = self._session
         prepared = await session.internal_command(bytes([COM_STMT_PREPARE]) + text)

@@ -23,7 +23,7 @@ from engine.store.queries import FORMS, TableStatements
 from proxy.session.internal_queries import Context
 from proxy.session.queries import sql
 from proxy.statements.depth import ClientCounting, Counting, Depth, measure_each, priorities
-from proxy.statements.results import COUNT, NAME, SECONDS, TEXT, WORDS, Column, Result
+from proxy.statements.results import COUNT, NAME, SECONDS, TEXT, WORDS, ResultColumn, ResultSet
 from proxy.statements.tables import marked_comment, refused_as_client, table_id
 from proxy.wire.packets import ServerError
 from sqlrewrite.queue_statements import ShowGroups
@@ -41,13 +41,13 @@ STEPS_MAX = 1_000
 """How often, for each priority: only a LIKE that few groups match comes so far."""
 
 GROUP_COLUMNS = (
-    Column("Group", TEXT),
-    Column("Ready", COUNT),
-    Column("Scheduled", COUNT),
-    Column("In_flight", COUNT),
-    Column("Oldest_ready_s", SECONDS),
-    Column("Waits_for", NAME),
-    Column("Estimated", WORDS),
+    ResultColumn("Group", TEXT),
+    ResultColumn("Ready", COUNT),
+    ResultColumn("Scheduled", COUNT),
+    ResultColumn("In_flight", COUNT),
+    ResultColumn("Oldest_ready_s", SECONDS),
+    ResultColumn("Waits_for", NAME),
+    ResultColumn("Estimated", WORDS),
 )
 
 
@@ -78,7 +78,7 @@ class MessageGroups:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def show(self, session: ClientSession, context: Context, statement: ShowGroups) -> Result:
+    async def show(self, session: ClientSession, context: Context, statement: ShowGroups) -> ResultSet:
         """The groups of a queue, in the order of priority and then of their values. Raises Refused,
         ServerError."""
         table = statement.table
@@ -91,7 +91,7 @@ class MessageGroups:
             raise ServerError(1105, "HY000", problem)
         like = None if statement.like is None else statement.like.decode(context.codec)
         found = await self.read(ClientCounting(session), queue, statement.limit or LIMIT_DEFAULT, like)
-        return Result(GROUP_COLUMNS, list(map(_row, found)))
+        return ResultSet(GROUP_COLUMNS, list(map(_row, found)))
 
     async def read(
         self, counting: Counting, queue: QueueTable, limit: int, like: str | None = None

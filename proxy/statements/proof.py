@@ -60,7 +60,7 @@ from sqlrewrite.names import TableName
 from sqlrewrite.stream import Star, StreamStatement, parse_stream
 
 if TYPE_CHECKING:
-    from proxy.session.answers import Answer, Answers
+    from proxy.session.answers import Answers, ServerAnswer
     from proxy.session.ports import ClientSession
     from proxy.session.prepared import TrackedStatement
 
@@ -230,14 +230,14 @@ async def _answered(session: ClientSession, known: KnownStream) -> Answers:
     return await session.internal_queries(known.queries if goes_on else (*known.queries, _COMMIT))
 
 
-def _raise_interrupted(answers: Sequence[Answer]) -> None:
+def _raise_interrupted(answers: Sequence[ServerAnswer]) -> None:
     """Raise Refused if one of the queries was interrupted, or was held up by a lock for the stream's WAIT."""
     for answer in answers:
         if answer.outcome.error_code in (INTERRUPTED.code, ER.LOCK_WAIT_TIMEOUT):
             raise Refused(answer.packets[-1].payload)
 
 
-def _same(known: KnownStream, answers: Sequence[Answer]) -> bool:
+def _same(known: KnownStream, answers: Sequence[ServerAnswer]) -> bool:
     """Whether the answers show what is known. Raises Refused as `_raise_interrupted` does."""
     _raise_interrupted(answers)
     if not all(answer.outcome.ok for answer in answers):
@@ -275,7 +275,7 @@ def _known(
     )
 
 
-def _before_rows(answer: Answer) -> tuple[bytes, ...]:
+def _before_rows(answer: ServerAnswer) -> tuple[bytes, ...]:
     """The packets that precede the rows, from an answer without any."""
     return tuple(packet.payload for packet in answer.packets[:-1])
 

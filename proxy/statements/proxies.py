@@ -23,19 +23,19 @@ from proxy import __version__
 from proxy.session.internal_queries import Refused, rows, server_time_ns
 from proxy.session.queries import sql
 from proxy.settings import Settings
-from proxy.statements.results import COUNT, SECONDS, WORDS, Column, Result
+from proxy.statements.results import COUNT, SECONDS, WORDS, ResultColumn, ResultSet
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
 PROXY_COLUMNS = (
-    Column("Slot", COUNT),
-    Column("Name", WORDS),
-    Column("Version", WORDS),
-    Column("Since", SECONDS, "NOW() - INTERVAL ROUND({}) SECOND"),
-    Column("Streams", COUNT),
-    Column("In_flight", COUNT),
-    Column("Connection", COUNT),
+    ResultColumn("Slot", COUNT),
+    ResultColumn("Name", WORDS),
+    ResultColumn("Version", WORDS),
+    ResultColumn("Since", SECONDS, "NOW() - INTERVAL ROUND({}) SECOND"),
+    ResultColumn("Streams", COUNT),
+    ResultColumn("In_flight", COUNT),
+    ResultColumn("Connection", COUNT),
 )
 
 SLOTS_TAKEN = range(1, StoreLimits().proxies_max + 1)
@@ -55,7 +55,7 @@ class Proxies:
         self._introduction = introduction(settings)
         self._since_s = time.monotonic()
 
-    async def show(self, session: ClientSession) -> Result:
+    async def show(self, session: ClientSession) -> ResultSet:
         """This proxy, and all others that have a slot."""
         own = self._engine.roster.slot
         connections = await self._connections(session)
@@ -64,7 +64,7 @@ class Proxies:
         shown = [] if own in connections else [self._own_row(None)]
         for slot, number in connections.items():
             shown.append(self._own_row(number) if slot == own else _row(slot, published.get(number), number, now_ns))
-        return Result(PROXY_COLUMNS, shown)
+        return ResultSet(PROXY_COLUMNS, shown)
 
     def _own_row(self, connection: int | None) -> list[object]:
         dispatchers = [dispatcher for _, dispatcher in self._engine.runners()]

@@ -19,13 +19,13 @@ from proxy.session.internal_queries import NO_DATABASE, UNBOUND, Context, end_ow
 from proxy.session.prepared import python_values
 from proxy.session.queries import sql
 from proxy.statements.batches import BATCH_COLUMNS, Batches
-from proxy.statements.definition import CREATE_QUEUE_COLUMNS, Definition
+from proxy.statements.definition import CREATE_QUEUE_COLUMNS, DefinitionStatements
 from proxy.statements.deliveries import DELIVERY_COLUMNS, Deliveries
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.message_groups import GROUP_COLUMNS, MessageGroups
 from proxy.statements.proxies import PROXY_COLUMNS, Proxies
 from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
-from proxy.statements.results import Column, Result, answer_execute, answer_query
+from proxy.statements.results import ResultColumn, ResultSet, answer_execute, answer_query
 from proxy.statements.semaphores import SEMAPHORE_COLUMNS, SemaphoreStatements
 from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, SUMMARY_COLUMNS, Show
 from proxy.wire.commands import COM_STMT_PREPARE
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
     from proxy.session.prepared import TrackedStatement
 
-Answer = bytes | Result
+Answer = bytes | ResultSet
 """An OK packet, or rows."""
 
 
@@ -78,7 +78,7 @@ class QueueStatements:
         self._reader = reader
         self._showing = showing
         self._purge_redrive = PurgeRedrive(engine)
-        self._definition = Definition(engine)
+        self._definition = DefinitionStatements(engine)
         self._batches = Batches(engine)
         self._semaphores = SemaphoreStatements(engine)
 
@@ -98,7 +98,9 @@ class QueueStatements:
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         columns = _columns(statement)
         params = statement.param_count if isinstance(statement, RedriveQueue) else 0
-        text = Result(columns).select(params) if columns else sql("nothing", values=", ".join(["0", *["?"] * params]))
+        text = (
+            ResultSet(columns).select(params) if columns else sql("nothing", values=", ".join(["0", *["?"] * params]))
+        )
         preparing = Preparing(PreparedQueueStatement(statement))
         session.forward(bytes([COM_STMT_PREPARE]) + text.encode("ascii"), preparing)
 
@@ -140,7 +142,7 @@ class QueueStatements:
         """Carry out the statement and answer the client, rows by `answer_rows`."""
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
-        if isinstance(answer, Result):
+        if isinstance(answer, ResultSet):
             await answer_rows(session, answer, was_in_transaction=was_in_transaction)
         else:
             session.send(frame(answer, 1))
@@ -190,7 +192,7 @@ def _full_name(context: Context, table: TableName) -> TableName:
     return full
 
 
-def _columns(statement: QueueStatement) -> Sequence[Column]:
+def _columns(statement: QueueStatement) -> Sequence[ResultColumn]:
     """The columns of its result; none where its answer is an OK packet."""
     match statement:
         case ShowQueues(full=full):

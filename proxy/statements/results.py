@@ -22,7 +22,7 @@ from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import make_end
 
 if TYPE_CHECKING:
-    from proxy.session.answers import Answer
+    from proxy.session.answers import ServerAnswer
     from proxy.session.ports import ClientSession
 
 TEXT = "LONGTEXT CHARACTER SET utf8mb4"
@@ -34,7 +34,7 @@ RATE = "DECIMAL(20,2)"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ResultColumn:
     """A column of a result: its name, its SQL type, and the expression to show, in which `{}` is
     the column."""
 
@@ -44,10 +44,10 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ResultSet:
     """Rows to show. Their values can be written as JSON."""
 
-    columns: Sequence[Column]
+    columns: Sequence[ResultColumn]
     rows: Sequence[Sequence[object]] = ()
 
     def select(self, param_count: int = 0) -> str:
@@ -62,7 +62,7 @@ class Result:
         return sql("result", columns=shown, document=document, paths=paths, condition=places, limit=limit)
 
 
-def _numbered(result: Result) -> Sequence[tuple[int, Column]]:
+def _numbered(result: ResultSet) -> Sequence[tuple[int, ResultColumn]]:
     return list(enumerate(result.columns))
 
 
@@ -71,21 +71,21 @@ JSON_PATH = 4042
 is written in, and refuses it if characters have two bytes or more there."""
 
 
-async def answer_query(session: ClientSession, result: Result, *, was_in_transaction: bool) -> None:
+async def answer_query(session: ClientSession, result: ResultSet, *, was_in_transaction: bool) -> None:
     """Answer the client's COM_QUERY."""
     select = result.select().encode("ascii")
     answer = await _carried_out(session, lambda: session.internal_query(select))
     await _pass_on(session, answer, was_in_transaction=was_in_transaction)
 
 
-async def answer_execute(session: ClientSession, result: Result, *, was_in_transaction: bool) -> None:
+async def answer_execute(session: ClientSession, result: ResultSet, *, was_in_transaction: bool) -> None:
     """Answer the client's COM_STMT_EXECUTE."""
     select = result.select().encode("ascii")
     answer = await _carried_out(session, lambda: _executed(session, select))
     await _pass_on(session, answer, was_in_transaction=was_in_transaction)
 
 
-async def _executed(session: ClientSession, select: bytes) -> Answer:
+async def _executed(session: ClientSession, select: bytes) -> ServerAnswer:
     """The answer in the binary protocol."""
     answer = await session.internal_command(bytes([COM_STMT_PREPARE]) + select)
     if answer.error is not None:
@@ -97,7 +97,7 @@ async def _executed(session: ClientSession, select: bytes) -> Answer:
     return answer
 
 
-async def _carried_out(session: ClientSession, run: Callable[[], Awaitable[Answer]]) -> Answer:
+async def _carried_out(session: ClientSession, run: Callable[[], Awaitable[ServerAnswer]]) -> ServerAnswer:
     """What `run` returns, with another collation_connection if MariaDB refuses the client's. Raises
     Refused."""
     answer = await run()
@@ -112,7 +112,7 @@ PLAIN_EXECUTION = b"\0\1\0\0\0"
 """No cursor, one iteration."""
 
 
-async def _pass_on(session: ClientSession, answer: Answer, *, was_in_transaction: bool) -> None:
+async def _pass_on(session: ClientSession, answer: ServerAnswer, *, was_in_transaction: bool) -> None:
     """Send the answer to the client. With autocommit off, the SELECT has begun a transaction, which
     is ended before the client sees its flag."""
     *packets, last = answer.packets

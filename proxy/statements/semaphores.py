@@ -24,7 +24,7 @@ from proxy.session.internal_queries import (
 from proxy.session.queries import sql
 from proxy.statements.creation import Creation
 from proxy.statements.depth import ClientCounting
-from proxy.statements.results import COUNT, NAME, WORDS, Column, Result
+from proxy.statements.results import COUNT, NAME, WORDS, ResultColumn, ResultSet
 from proxy.statements.semaphore_counts import capacities, held_by, waiting_in
 from proxy.statements.tables import comment_of
 from proxy.wire.packets import ServerError, make_ok, parse_err
@@ -41,11 +41,11 @@ NO_SUCH_TABLE = 1146
 DUPLICATE = 1062
 
 SEMAPHORE_COLUMNS = (
-    Column("Semaphore", NAME),
-    Column("Queue", WORDS),
-    Column("Capacity", COUNT),
-    Column("Held", COUNT),
-    Column("Waiting", COUNT),
+    ResultColumn("Semaphore", NAME),
+    ResultColumn("Queue", WORDS),
+    ResultColumn("Capacity", COUNT),
+    ResultColumn("Held", COUNT),
+    ResultColumn("Waiting", COUNT),
 )
 
 
@@ -111,7 +111,7 @@ class SemaphoreStatements:
         found = await rows(session, sql("semaphore", semaphores=place.quoted(), name=text_literal(semaphore.name)))
         return bool(found)
 
-    async def show(self, session: ClientSession, context: Context, statement: ShowSemaphores) -> Result:
+    async def show(self, session: ClientSession, context: Context, statement: ShowSemaphores) -> ResultSet:
         """SHOW SEMAPHORES: one row for each semaphore and each queue whose messages need it."""
         db = statement.db or context.db
         if db is None:
@@ -135,7 +135,7 @@ class SemaphoreStatements:
             for name, queue in places
             if name in liked
         ]
-        return Result(SEMAPHORE_COLUMNS, shown[:SHOWN_MAX])
+        return ResultSet(SEMAPHORE_COLUMNS, shown[:SHOWN_MAX])
 
     def _queues(self, db: str) -> Iterable[QueueTable]:
         """The queues of a database whose messages need semaphores."""

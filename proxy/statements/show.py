@@ -22,7 +22,7 @@ from engine.store.port import StoreError
 from proxy.session.internal_queries import Refused, from_hex, rows
 from proxy.session.queries import sql
 from proxy.statements.depth import ClientCounting, Depth, count_unacknowledged, measure
-from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
+from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, ResultColumn, ResultSet
 from proxy.statements.semaphores import missing_semaphores
 from proxy.wire.packets import ServerError, parse_err
 from sqlrewrite.queue_statements import ShowQueues
@@ -50,27 +50,27 @@ APART_NS = 5 * NS_PER_S
 """The least distance of the samples that are kept, so that a few cover the window."""
 
 QUEUE_COLUMNS = (
-    Column("Database", NAME),
-    Column("Name", NAME),
-    Column("State", NAME),
-    Column("Ready", COUNT),
-    Column("Scheduled", COUNT),
-    Column("In_flight", COUNT),
-    Column("Dead", COUNT),
-    Column("Acknowledged", COUNT),
-    Column("Oldest_ready_s", SECONDS),
-    Column("Enqueued_per_s", RATE),
-    Column("Acked_per_s", RATE),
-    Column("Subscribers", COUNT),
-    Column("Estimated", WORDS),
-    Column("Problem", TEXT),
+    ResultColumn("Database", NAME),
+    ResultColumn("Name", NAME),
+    ResultColumn("State", NAME),
+    ResultColumn("Ready", COUNT),
+    ResultColumn("Scheduled", COUNT),
+    ResultColumn("In_flight", COUNT),
+    ResultColumn("Dead", COUNT),
+    ResultColumn("Acknowledged", COUNT),
+    ResultColumn("Oldest_ready_s", SECONDS),
+    ResultColumn("Enqueued_per_s", RATE),
+    ResultColumn("Acked_per_s", RATE),
+    ResultColumn("Subscribers", COUNT),
+    ResultColumn("Estimated", WORDS),
+    ResultColumn("Problem", TEXT),
 )
 
-QUEUE = Column("Queue", WORDS)
+QUEUE = ResultColumn("Queue", WORDS)
 SUMMARY_COLUMNS = (
     QUEUE,
     *(column for column in QUEUE_COLUMNS if column.name in {"State", "Ready", "Scheduled", "In_flight", "Dead"}),
-    Column("Problem", NAME),
+    ResultColumn("Problem", NAME),
 )
 """Without FULL: what fits a terminal of 80 columns, unless the names are long."""
 
@@ -83,17 +83,17 @@ SEE_FULL = "see FULL"
 """Stands for a problem, whose text is long."""
 
 STREAM_COLUMNS = (
-    Column("Id", COUNT),
-    Column("User", NAME),
-    Column("Host", WORDS),
-    Column("Program", WORDS),
-    Column("Queue", WORDS),
-    Column("Condition", TEXT),
-    Column("Delivered", COUNT),
-    Column("In_flight", COUNT),
-    Column("Credit", COUNT),
-    Column("Since", SECONDS, "NOW() - INTERVAL ROUND({}) SECOND"),
-    Column("Idle_s", SECONDS),
+    ResultColumn("Id", COUNT),
+    ResultColumn("User", NAME),
+    ResultColumn("Host", WORDS),
+    ResultColumn("Program", WORDS),
+    ResultColumn("Queue", WORDS),
+    ResultColumn("Condition", TEXT),
+    ResultColumn("Delivered", COUNT),
+    ResultColumn("In_flight", COUNT),
+    ResultColumn("Credit", COUNT),
+    ResultColumn("Since", SECONDS, "NOW() - INTERVAL ROUND({}) SECOND"),
+    ResultColumn("Idle_s", SECONDS),
 )
 
 
@@ -123,7 +123,7 @@ class Show:
         self._sessions = sessions
         self._samples: dict[TableId, deque[_Sample]] = {}
 
-    async def queues(self, session: ClientSession, statement: ShowQueues) -> Result:
+    async def queues(self, session: ClientSession, statement: ShowQueues) -> ResultSet:
         """The message tables that the client may see, and their state."""
         tables = await visible_tables(session, statement.db, statement.like)
         if len(tables) > QUEUES_MAX:
@@ -138,9 +138,9 @@ class Show:
         full = [await self._row(session, table, subscribers, unread, refused) for table in tables]
         if statement.with_problems:
             full = [row for row in full if row[-1] is not None]
-        return Result(QUEUE_COLUMNS, full) if statement.full else _summary(full)
+        return ResultSet(QUEUE_COLUMNS, full) if statement.full else _summary(full)
 
-    async def streams(self, session: ClientSession) -> Result:
+    async def streams(self, session: ClientSession) -> ResultSet:
         """The running streams that the client may see."""
         visible = await rows(session, sql("visible_connections", limit=CONNECTIONS_MAX))
         users = {int(number or 0): from_hex(user) for number, user in visible}
@@ -148,7 +148,7 @@ class Show:
         seen = sorted(
             (stream for stream in running if stream.connection_id in users), key=lambda stream: stream.connection_id
         )
-        return Result(
+        return ResultSet(
             STREAM_COLUMNS, [[stream.connection_id, users[stream.connection_id], *stream.row] for stream in seen]
         )
 
@@ -272,14 +272,14 @@ class Show:
         return max(0, depth.newest_id - before.newest_id) * NS_PER_S / (depth.now_ns - before.at_ns)
 
 
-def _summary(full: Sequence[Sequence[object]]) -> Result:
+def _summary(full: Sequence[Sequence[object]]) -> ResultSet:
     """The columns that fit a terminal."""
     names = [column.name for column in QUEUE_COLUMNS]
     places = [names.index(column.name) for column in SUMMARY_COLUMNS[1:-1]]
     shown = [
         [f"{row[0]}.{row[1]}", *(row[place] for place in places), None if row[-1] is None else SEE_FULL] for row in full
     ]
-    return Result(SUMMARY_COLUMNS, shown)
+    return ResultSet(SUMMARY_COLUMNS, shown)
 
 
 def _bare_row(table: TableId, state: str, problem: str) -> list[object]:

@@ -35,7 +35,7 @@ from sqlrewrite.names import Param
 from sqlrewrite.stream import StreamStatement, shortened
 
 if TYPE_CHECKING:
-    from proxy.session.answers import Answer
+    from proxy.session.answers import ServerAnswer
     from proxy.session.ports import ClientSession
     from proxy.session.prepared import TrackedStatement
 
@@ -199,7 +199,7 @@ class Streaming:
                 await alive.touch()
 
 
-async def _prepare_internally(session: ClientSession, text: bytes) -> Answer:
+async def _prepare_internally(session: ClientSession, text: bytes) -> ServerAnswer:
     return await session.internal_command(bytes([COM_STMT_PREPARE]) + text)
 
 

@@ -42,7 +42,7 @@ from sqlrewrite import literals
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
-    from proxy.session.answers import Answer
+    from proxy.session.answers import ServerAnswer
     from proxy.session.ports import ClientSession
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ async def show_create_table(session: ClientSession, context: Context, table: Tab
     return written or b""
 
 
-async def change_schema(engine: Engine, session: ClientSession, text: str, *, may_fail: bool = False) -> Answer:
+async def change_schema(engine: Engine, session: ClientSession, text: str, *, may_fail: bool = False) -> ServerAnswer:
     """Run DDL. It ends the client's transaction, as the server's own DDL does. Raises Refused,
     unless it `may_fail`."""
     answer = await spelled(session, text, session.internal_query)

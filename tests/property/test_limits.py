@@ -27,7 +27,7 @@ from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step
 from engine.store.limits.group_limit import GroupCounts
 from engine.store.limits.group_order import GroupOrder
 from engine.store.limits.group_rate import GroupPaces
-from engine.store.limits.in_flight import InFlight
+from engine.store.limits.in_flight import InFlightCount
 from engine.store.limits.pace import Pace
 from tests.support.hunting import assert_objects
 from tests.support.memory_store import MemoryClaim, MemoryStore, Row
@@ -661,7 +661,7 @@ class TheLockIsNotNeeded(Limited):
 class ClaimOfOwnMessages(MemoryClaim):
     """Counts what carries its own slot."""
 
-    def _count(self, rows: Collection[Row], most: int) -> InFlight:
+    def _count(self, rows: Collection[Row], most: int) -> InFlightCount:
         own = [row for row in rows if row.lease_ns is not None and row.lease_ns % 1_000 == self._slot]
         return super()._count(own, most)
 

@@ -50,7 +50,7 @@ from engine.store.limits.claim import left_behind
 from engine.store.limits.group_limit import GroupCounts
 from engine.store.limits.group_order import GroupOrder, checks, runs_of
 from engine.store.limits.group_rate import GroupPaces
-from engine.store.limits.in_flight import InFlight
+from engine.store.limits.in_flight import InFlightCount
 from engine.store.limits.limit import Choice, burst_of
 from engine.store.limits.of_queue import Rate
 from engine.store.limits.pace import Pace
@@ -639,9 +639,9 @@ class MemoryClaim:
         elif self._policy.group_limit is not None:
             yield self._count_groups(rows.values(), self._policy.group_limit)
 
-    def _count(self, rows: Collection[Row], most: int) -> InFlight:
+    def _count(self, rows: Collection[Row], most: int) -> InFlightCount:
         ends = sorted(row.time_next_ns or 0 for row in rows if row.is_in_flight(self._store.now_ns))
-        return InFlight(most, len(ends), min(ends, default=None))
+        return InFlightCount(most, len(ends), min(ends, default=None))
 
     def _unchanged(self, found: Mapping[Key, Entry]) -> dict[Key, Entry]:
         return unchanged(found, self._wanted)

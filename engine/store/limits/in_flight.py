@@ -12,7 +12,7 @@ from engine.store.limits.limit import Choice, Left, Limit, lease_words
 from engine.store.queries import statements_of
 
 
-class InFlight(Choice):
+class InFlightCount(Choice):
     """The places that are left."""
 
     def __init__(self, most: int, held: int, free_ns: int | None) -> None:
@@ -49,4 +49,4 @@ class InFlightLimit(Limit):
 
     def read(self, locked: Sequence[Result], counted: Sequence[Result], now_ns: int) -> None:
         count, free_ns = text_values(counted[0].rows[0])
-        self.choice = InFlight(self._most, int(count or 0), None if free_ns is None else int(free_ns))
+        self.choice = InFlightCount(self._most, int(count or 0), None if free_ns is None else int(free_ns))

@@ -12,7 +12,7 @@ import pytest
 from engine.model import Delivery, RowFormat
 from engine.packets import PrepareOk
 from engine.store.connection import OWN_CONTEXT, StoreConnection
-from engine.store.fetch import Fetch
+from engine.store.fetch import RowFetch
 from engine.store.opening import BackendAddress, ConnectionLimits
 from engine.store.pool import Pool
 from engine.store.port import StoreError
@@ -176,7 +176,7 @@ def test_a_prepared_statement_whose_execution_fails_is_closed() -> None:
     closed = threading.Event()
     row_format = RowFormat(("id",), binary=True, charset="utf8mb4", time_zone="+00:00", pad_char=False)
     with pool_on(script) as (_, pool):
-        fetch = Fetch(queue_table(), row_format, {1: Delivery(1, 1)}, 1000, 100)
+        fetch = RowFetch(queue_table(), row_format, {1: Delivery(1, 1)}, 1000, 100)
         with pytest.raises(StoreError, match="maximum statement"), pool.connection(fetch.context) as connection:
             fetch.run(connection)
         assert closed.wait(20)

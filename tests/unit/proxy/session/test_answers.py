@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from engine.packets import WireError, frame
-from proxy.session.answers import Answer, InternalQueries
+from proxy.session.answers import InternalQueries, ServerAnswer
 from proxy.session.commit_notices import PendingCommand
 from proxy.wire.walker import Outcome
 
@@ -16,10 +16,10 @@ FINE: Outcome[PendingCommand] = Outcome(3, None, True, 2)
 SIZES = (1, 5, 255, 256, 257)
 
 
-def answers(*sizes: int) -> tuple[Answer, ...]:
+def answers(*sizes: int) -> tuple[ServerAnswer, ...]:
     """What is collected of answers with so many packets."""
 
-    async def collect() -> tuple[Answer, ...]:
+    async def collect() -> tuple[ServerAnswer, ...]:
         queries = InternalQueries(len(sizes))
         for number, size in enumerate(sizes):
             for packet in range(size):
