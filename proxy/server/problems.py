@@ -59,10 +59,11 @@ async def known_problems(proxy: Proxy, following: Following, counts: Counts) -> 
     engine, now_ns = proxy.engine, time.monotonic_ns()
     found = [Problem(None, text) for text in _of_all(proxy, following)]
     found += [Problem(table.id, "; ".join(table.problems), is_broken=True) for table in engine.broken()]
+    counted = counts()
     for number, (queue, dispatcher) in enumerate(engine.runners()):
         if number and number % QUEUES_OF_A_STEP == 0:
             await asyncio.sleep(0)
-        if texts := problems_of(queue, dispatcher, counts().get(queue.id), now_ns):
+        if texts := problems_of(queue, dispatcher, counted.get(queue.id), now_ns):
             found.append(Problem(queue.id, "; ".join(texts.values())))
     return found
 

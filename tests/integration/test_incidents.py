@@ -36,7 +36,7 @@ from tests.support.queues import Consumer, create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.either_server
+pytestmark = [pytest.mark.either_server, pytest.mark.timeout(180)]
 
 REPOSITORY = Path(__file__).parents[2]
 ALERTS = (REPOSITORY / "docker" / "prometheus" / "alerts.yaml").read_text()
