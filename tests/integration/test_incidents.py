@@ -334,6 +334,14 @@ def test_each_row_is_an_incident_that_is_made() -> None:
     assert rows_of_the_page().keys() == OF_A_QUEUE.keys() | OF_THE_SERVER.keys()
 
 
+def test_the_alerts_fire_after_a_minute_at_most() -> None:
+    rules = dict(ALERT.findall(ALERTS))
+    for _, _, alerts, _ in rows_of_the_page().values():
+        for alert in alerts:
+            waits = re.findall(r"for: (\d+)([sm])", rules[alert])
+            assert [number for number, unit in waits if int(number) > (1 if unit == "m" else 60)] == [], alert
+
+
 def check(site: Site, incident: str, makes: Incident) -> None:
     page, log, alerts, doctor = rows_of_the_page()[incident]
     with makes(site):
