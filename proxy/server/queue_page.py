@@ -39,7 +39,9 @@ def queue_content(
     details = inspected.details
     if not isinstance(details, QueueDetails):
         reason = inspected.problem or "There is no such queue, or its account may not see it."
-        return f"{head}<p class=late>{escape(reason)}</p>{_events(inspected)}"
+        is_known = state is not None and state.count("ready") is not None
+        known = f"{_state(state, None)}{_plots(state)}" if is_known else ""
+        return f"{head}<p class=late>{escape(reason)}</p>{known}{_events(inspected)}"
     statements = statements_of(details)
     return "\n".join(
         [
@@ -91,14 +93,17 @@ def proxies_content(overview: Overview, inspected: Inspected, streams: Sequence[
     return f"<h1>Proxies</h1>{facts(here)}{problem}{roster}{_streams(None, streams, show_payload=False)}"
 
 
-def _state(state: QueueState | None, details: QueueDetails) -> str:
-    """The numbers of a queue; those of messages lead to them."""
+def _state(state: QueueState | None, details: QueueDetails | None) -> str:
+    """The numbers of a queue; those of messages lead to them, unless the server is out of reach."""
 
     def counted(name: str) -> str:
         value = None if state is None else state.count(name)
         return "–" if value is None else number(value)
 
-    def listed(name: str, wanted: str, table: TableId | None = details.table) -> str:
+    own = None if details is None else details.table
+    dead = None if details is None else details.table if details.sources else details.dead_letter
+
+    def listed(name: str, wanted: str, table: TableId | None = own) -> str:
         return counted(name) if table is None else messages_link(table, MessageQuery(wanted), counted(name))
 
     counted_s = None if state is None else state.count("counted_age_seconds")
@@ -108,7 +113,7 @@ def _state(state: QueueState | None, details: QueueDetails) -> str:
         ("Oldest ready", "–" if oldest_s is None else duration(oldest_s)),
         ("Scheduled", listed("scheduled", "scheduled")),
         ("In flight", listed("leased", "in flight")),
-        ("Dead", listed("dead", "dead", details.table if details.sources else details.dead_letter)),
+        ("Dead", listed("dead", "dead", dead)),
         ("Retained", counted("retained")),
         ("Streams", counted("subscribers")),
         ("Counted", "not yet" if counted_s is None else f"{duration(counted_s)} ago"),

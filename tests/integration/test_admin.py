@@ -116,6 +116,8 @@ PATHS = (
     "/messages",
     "/message",
     "/proxies",
+    "/sign-in",
+    "/act",
     "/page.js",
     "/metrics",
     "/livez",
@@ -124,6 +126,7 @@ PATHS = (
 )
 
 
+PROBES = ("/livez", "/readyz", "/health")
 NOTHING = ("/queue", "/messages", "/message", "/absent")
 """They name no queue."""
 
@@ -190,11 +193,11 @@ def test_with_a_token_all_but_the_probes_requires_it(server: EmbeddedServer, tmp
     )
     options = ["--admin", "0.0.0.0:0", "--config", str(tmp_path / "settings.toml")]
     with running_proxy(server, tmp_path / "log", options) as proxy:
-        for path in ("/livez", "/readyz", "/health"):
+        for path in PROBES:
             assert answer(proxy, path, scheme="https")[0] == 200
         basic = "Basic " + base64.b64encode(f"anybody:{TOKEN}".encode()).decode()
         wrong = "Basic " + base64.b64encode(b"anybody").decode()
-        for path in ("/", "/queue", "/messages", "/message", "/proxies", "/page.js", "/metrics", "/absent"):
+        for path in (*(path for path in PATHS if path not in PROBES), "/absent"):
             for shown in (
                 {},
                 {"Authorization": f"Bearer {TOKEN}x"},

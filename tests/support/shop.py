@@ -31,27 +31,28 @@ CUSTOMERS = ("Ada Marsh", "Ben Okafor", "Chiara Neri", "Dora Lund", "Emil Novak"
 
 @dataclass(frozen=True)
 class Flow:
-    """How a queue is filled and read: statements a second at work, each of some messages."""
+    """How a queue is filled and read."""
 
     queue: str
-    insert: str
+    columns: str
+    values: str
     put: float
     """Messages a second, on average."""
-    taken: float
-    """The same; 0: nobody reads it."""
+    taken: int
+    """Messages that its worker takes at a time; 0: nobody reads it."""
     beat_s: float = 40.0
     """The traffic swells and ebbs in this time."""
 
 
 FLOWS = (
-    Flow("orders", "(customer, amount) VALUES ('{customer}', {number}.90)", 6, 7),
-    Flow("order_mails", "(recipient) VALUES ('{number}@mail.example')", 6, 9, 30),
-    Flow("payments", "(provider, order_no) VALUES ('{provider}', {number})", 3, 4, 25),
-    Flow("invoices", "(order_no) VALUES ({number})", 2, 3, 60),
-    Flow("thumbnails", "(picture) VALUES ('pictures/{number}.jpg')", 5, 3, 50),
-    Flow("stock_updates", "(warehouse, sku) VALUES ('{warehouse}', 'SKU-{number}')", 4, 6, 35),
-    Flow("search_index", "(product) VALUES ({number})", 3, 5),
-    Flow("webhooks", "(url) VALUES ('https://partner.example/hooks/{number}')", 1, 0),
+    Flow("orders", "(customer, amount)", "('{customer}', {number}.90)", 6, 20),
+    Flow("order_mails", "(recipient)", "('{number}@mail.example')", 6, 20, 30),
+    Flow("payments", "(provider, order_no)", "('{provider}', {number})", 3, 10, 25),
+    Flow("invoices", "(order_no)", "({number})", 2, 10, 60),
+    Flow("thumbnails", "(picture)", "('pictures/{number}.jpg')", 5, 1, 50),
+    Flow("stock_updates", "(warehouse, sku)", "('{warehouse}', 'SKU-{number}')", 4, 20, 35),
+    Flow("search_index", "(product)", "({number})", 3, 10),
+    Flow("webhooks", "(url)", "('https://partner.example/hooks/{number}')", 1, 0),
 )
 
 
@@ -111,19 +112,24 @@ class Shop:
             while not self.stopping.wait(0.5):
                 beat += 0.5
                 swell = 1 + math.sin(beat * 2 * math.pi / flow.beat_s)
-                for _ in range(round(flow.put * swell / 2 + (number * 7 % 10) / 10)):
-                    number += 1
-                    values = {
-                        "number": number,
-                        "customer": CUSTOMERS[number % 8],
-                        "provider": ("cards", "bank", "wallet")[number % 3],
-                        "warehouse": ("north", "south")[number % 2],
-                    }
-                    run(client, f"INSERT INTO {flow.queue} {flow.insert.format(**values)}")
+                fresh = round(flow.put * swell / 2 + (number * 7 % 10) / 10)
+                if fresh:
+                    values = ", ".join(self._values(flow, number + at) for at in range(fresh))
+                    run(client, f"INSERT INTO {flow.queue} {flow.columns} VALUES {values}")
+                number += fresh
+
+    @staticmethod
+    def _values(flow: Flow, number: int) -> str:
+        return flow.values.format(
+            number=number,
+            customer=CUSTOMERS[number % 8],
+            provider=("cards", "bank", "wallet")[number % 3],
+            warehouse=("north", "south")[number % 2],
+        )
 
     def _consume(self, flow: Flow) -> None:
         with self.connect(f"shop {flow.queue.replace('_', ' ')} worker") as client:
             while not self.stopping.wait(0.25):
-                most = max(1, round(flow.taken / 4))
-                for (id_,) in rows(client, f"STREAM id FROM {flow.queue} LIMIT {most} NOWAIT"):
-                    run(client, f"ACK {flow.queue} WHERE id = {id_}")
+                taken = rows(client, f"STREAM id FROM {flow.queue} LIMIT {flow.taken} WAIT 1")
+                if taken and not self.stopping.wait(0.1):
+                    run(client, f"ACK {flow.queue} WHERE id IN ({', '.join(str(id_) for (id_,) in taken)})")

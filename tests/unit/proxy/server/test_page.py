@@ -9,9 +9,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from engine.model import TableId
 from proxy.server import markup
+from proxy.server.inspection import Inspected
 from proxy.server.overview import KEPT_S, SAMPLES_MAX, History, Overview
 from proxy.server.page import COLUMNS, Request, content, document
 from proxy.server.problems import Problem
+from proxy.server.queue_page import queue_content
 from proxy.statements.deliveries import HeldDelivery
 
 LABELS = ["db", "queue"]
@@ -232,6 +234,15 @@ def test_a_queue_with_long_jobs_is_stuck_only_after_a_longer_time() -> None:
         seen = history.view([*families({"m": 5}, float(second >= 100), paused="m"), work], float(second))
         (queue,) = seen.queues
         assert queue.is_stuck == (second < 100 or second > 400), second
+
+
+def test_the_page_of_a_queue_shows_what_is_known_while_the_server_is_out_of_reach() -> None:
+    def shown(name: str) -> str:
+        gone = Inspected(None, "the server is gone")
+        return queue_content(overview(m=3), gone, (), TableId("shop", name), show_payload=False, may_act=True)
+
+    assert shown("m").index("the server is gone") < shown("m").index("<dt>Ready</dt><dd>3</dd>")
+    assert "<dt>" not in shown("broken")
 
 
 def test_no_name_and_no_search_becomes_markup() -> None:
