@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, Final, TypeVar, cast
+from typing import Final
 
-import pymysql
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -29,43 +26,18 @@ from pyspark.sql.types import StructType
 
 from .common.rows import schema_of
 from .common.statements import Statements, fetching
-from .common.table import Table, describe
 from .common.tasks import is_classic
-from .endpoint import FIRST_CONTACT, PASSWORD_VARIABLE
-from .errors import PipelineError, server_says
+from .endpoint import PASSWORD_VARIABLE
+from .errors import PipelineError, without_traceback
 from .source.consume import BatchReader, FilteredReader, StreamReader
 from .source.options import Common, read_options, schema_options, sink_options, stream_options, write_options
 from .source.sink import BatchWriter, Sink, StreamWriter
-
-HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-"""Spark reads this variable when a Python process of it ends with an error."""
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 """Spark's setting that Python sources may evaluate filters. It is off by default."""
 
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 """The module of the process in which Spark asks a source for that."""
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _without_traceback(method: F) -> F:
-    """The method, whose PipelineErrors and errors of the server Spark reports by their text alone.
-
-    They end the process in which Spark has called it, so the variable has no other effect.
-    """
-
-    @wraps(method)
-    def called(*arguments: Any, **named: Any) -> Any:
-        try:
-            return method(*arguments, **named)
-        except (PipelineError, pymysql.MySQLError) as error:
-            os.environ[HIDE_TRACEBACK] = "1"
-            if isinstance(error, PipelineError):
-                raise
-            raise PipelineError(server_says(error)) from None
-
-    return cast("F", called)
 
 
 class AckstreamDataSource(DataSource):
@@ -76,36 +48,33 @@ class AckstreamDataSource(DataSource):
         """The name in `format(…)`."""
         return "ackstream"
 
-    @_without_traceback
+    @without_traceback
     def schema(self) -> StructType:
         """The table's application columns and `epoch`, or those named in `columns`."""
         options = schema_options(self.options)
-        table = _describe(options)
+        table = options.describe()
         statements = Statements(table, options.where)  # raises PipelineError for a table that is no queue
         if options.where is not None:
-            options.endpoint.run(fetching(statements.none()), FIRST_CONTACT)
+            options.endpoint.first(fetching(statements.none()))
         return schema_of(table, options.columns, unsigned_as_long=options.unsigned_as_long)
 
-    @_without_traceback
+    @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for `spark.read`."""
         options = read_options(self.options)
         reader = FilteredReader if _PUSHING in sys.modules else BatchReader
-        return reader(options, _describe(options), schema)
+        return reader(options, options.describe(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """The reader for `spark.readStream`."""
-        # With its traceback: Spark 4.3 ends such an error with one of its own, whose text would be
-        # all that is left.
-        options = stream_options(self.options)
-        return StreamReader(options, _describe(options), schema)
+        return StreamReader(stream_options(self.options), schema)
 
-    @_without_traceback
+    @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802  # Spark's
         """The writer for `df.writeStream`."""
         return StreamWriter(self._sink(sink_options(self.options), schema, overwrite))
 
-    @_without_traceback
+    @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's
         """The writer for `df.write`."""
         options, batch = write_options(self.options)
@@ -114,7 +83,7 @@ class AckstreamDataSource(DataSource):
     def _sink(self, options: Common, schema: StructType, overwrite: bool) -> Sink:  # noqa: FBT001  # as it came
         if overwrite:
             raise PipelineError('a queue is only added to: mode("append"), outputMode("append")')
-        return Sink.of(options, _describe(options), schema)
+        return Sink.of(options, options.describe(), schema)
 
 
 def register(spark: SparkSession) -> None:
@@ -138,7 +107,3 @@ def register(spark: SparkSession) -> None:
     finally:
         environment.clear()
         environment.update(before)
-
-
-def _describe(where: Common) -> Table:
-    return where.endpoint.run(lambda connection: describe(connection, where.database, where.table), FIRST_CONTACT)

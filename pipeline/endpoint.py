@@ -39,7 +39,7 @@ from pymysql.constants import CR, ER
 from pymysql.cursors import Cursor, SSCursor
 from pyspark.sql import SparkSession
 
-from .errors import PipelineError, server_says
+from .errors import JobError, PipelineError, server_says
 
 PASSWORD_VARIABLE: Final = "ACKSTREAM_PASSWORD"  # noqa: S105 (the name of a variable)
 DEFAULT_PORT: Final = 3307
@@ -47,6 +47,10 @@ URL_SHAPE: Final = "mysql://USER@HOST:PORT/DATABASE[?tls=off|on|verify&ca=FILE]"
 
 CONNECT_S: Final = 3
 """A proxy on a reachable network answers sooner, and what does not is tried again."""
+
+FIRST_ANSWER_S: Final = 10
+"""A job's first statements read a few rows of information_schema. A port that accepts connections and
+never answers is not MySQL's."""
 
 SILENT_S: Final = 3.0
 """After so long, work that is tried again is reported in the log, which Python shows by default."""
@@ -132,6 +136,9 @@ class Patience:
 FIRST_CONTACT: Final = Patience(longest_s=20)
 """For a job that has not reached the proxy yet: a wrong port is as likely as a proxy that starts."""
 
+UNREACHED: Final = frozenset({CR.CR_CONN_HOST_ERROR, CR.CR_SERVER_LOST})
+"""PyMySQL's errors if nobody accepts a connection, or if no server answers there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -206,10 +213,18 @@ class Endpoint:
         }
         try:
             return pymysql.connect(**{**given, **options})
+        except pymysql.InternalError as error:  # what comes is not a packet
+            raise PipelineError(f"{self.host}:{self.port} does not speak MySQL: correct the port in the URL") from error
         except pymysql.OperationalError as error:
-            if (wrong := self._wrong(error)) is None:
+            if (wrong := self._wrong(error)) is not None:
+                raise PipelineError(wrong) from None
+            if error.args[0] not in UNREACHED:
                 raise
-            raise PipelineError(wrong) from None
+            reason = getattr(error, "original_exception", None)
+            said = getattr(reason, "strerror", None) or reason or "no MySQL answers there"
+            raise pymysql.OperationalError(
+                CR.CR_CONN_HOST_ERROR, f"cannot connect to {self.host}:{self.port} ({said})"
+            ) from None
 
     def run(self, work: Callable[[Any], T], patience: Patience | None = None, **options: Any) -> T:
         """Run `work` on a connection of its own, with options of PyMySQL, and again on another one
@@ -227,6 +242,14 @@ class Endpoint:
                 connection.close() if connection.open else None
 
         return again(attempt, patience)
+
+    def first(self, work: Callable[[Any], T]) -> T:
+        """Run the first `work` of a job, which asks little, and fail soon if nobody answers. Raises
+        PipelineError, and JobError for what may pass."""
+        try:
+            return self.run(work, FIRST_CONTACT, read_timeout=FIRST_ANSWER_S)
+        except pymysql.MySQLError as error:
+            raise (JobError if is_transient(error) else PipelineError)(server_says(error)) from None
 
     def in_database(self, database: str) -> Endpoint:
         """This endpoint in another database."""
@@ -362,7 +385,7 @@ def again(attempt: Callable[[], T], patience: Patience | None = None) -> T:
                 raise
             if silent and passed_s >= SILENT_S:
                 most = "a minute or two" if patience.longest_s is None else f"{patience.longest_s:.0f} s"
-                _log.warning("%s. Trying again, for %s at most", server_says(error), most)
+                _log.warning("%s, trying for %s", server_says(error), most)
                 silent = False
         time.sleep(random.uniform(0, longest_s))
         longest_s = min(2 * longest_s, patience.longest_wait_s)
@@ -373,7 +396,7 @@ def is_transient(error: BaseException) -> bool:
     """Whether trying again on a new connection can help."""
     if isinstance(error, pymysql.err.InterfaceError):
         return True  # PyMySQL had closed the connection already
-    return isinstance(error, pymysql.MySQLError) and bool(error.args) and _code(error) in TRANSIENT
+    return isinstance(error, pymysql.MySQLError) and error.args[:1] != () and _code(error) in TRANSIENT
 
 
 def _code(error: pymysql.MySQLError) -> int:

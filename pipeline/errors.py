@@ -1,10 +1,31 @@
 """The errors of the pipeline, each with a text for the person who started the job."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from inspect import isgeneratorfunction
+from typing import Any, Final, TypeVar, cast
+
+import pymysql
+
+HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+"""Spark reads this variable when a Python process of it ends with an error."""
+
+CLIENTS_OWN: Final = range(2000, 3000)
+"""Numbers of errors that a client finds: no server has said anything."""
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PipelineError(Exception):
     """The text names the fault and its remedy. A command line shows nothing else."""
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that a notebook (IPython) shows."""
+        return f"{type(self).__name__}: {self}".splitlines()
 
 
 class ProblemsError(PipelineError):
@@ -24,8 +45,43 @@ class AbandonedError(PipelineError):
 
 
 def server_says(error: BaseException) -> str:
-    """An error of PyMySQL in one line: the server's text and number."""
-    return f"the server says: {error.args[-1]} ({error.args[0]})" if error.args else type(error).__name__
+    """An error of PyMySQL in one line: the server's text and number, or the client's own text."""
+    if not error.args:
+        return type(error).__name__
+    if error.args[0] in CLIENTS_OWN:
+        return str(error.args[-1])
+    return f"the server says: {error.args[-1]} ({error.args[0]})"
+
+
+def without_traceback(method: F) -> F:
+    """The method of a source or sink, whose PipelineErrors and errors of the server Spark reports by
+    their text alone.
+
+    They end the process in which Spark has called it, so the variable has no other effect.
+    """
+
+    @wraps(method)
+    def called(*arguments: Any, **named: Any) -> Any:
+        with _shortly():
+            return method(*arguments, **named)
+
+    @wraps(method)
+    def iterated(*arguments: Any, **named: Any) -> Iterator[Any]:
+        with _shortly():
+            yield from method(*arguments, **named)
+
+    return cast("F", iterated if isgeneratorfunction(method) else called)
+
+
+@contextmanager
+def _shortly() -> Iterator[None]:
+    try:
+        yield
+    except (PipelineError, pymysql.MySQLError) as error:
+        os.environ[HIDE_TRACEBACK] = "1"
+        if isinstance(error, PipelineError):
+            raise
+        raise PipelineError(server_says(error)) from None
 
 
 def cause(error: BaseException) -> str:

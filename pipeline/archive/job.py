@@ -46,6 +46,7 @@ from pyspark.sql.types import StructType
 
 from ..common.connection import LazyConnection
 from ..common.directives import Directives
+from ..common.files import Files
 from ..common.progress import Progress, unused
 from ..common.ranges import Range, cut
 from ..common.rows import FIRST_READ, lost, next_size, record_batch, schema_of, selection
@@ -54,7 +55,6 @@ from ..common.table import Table, describe, located
 from ..common.tasks import require_classic
 from ..endpoint import Endpoint, quoted
 from ..errors import JobError, PipelineError, ProblemsError, cause
-from .files import Files
 
 CHUNK, DAY = "archived_chunk", "acked_day"
 """The partition columns: the chunk, and the day of `time_acked` in UTC."""
@@ -177,7 +177,9 @@ def archive(
         raise PipelineError("sizes are 1 or more")
     require_classic(spark, "archive")
     endpoint, queue = located(endpoint, table)
-    archiver = _Archiver(spark, endpoint, queue, Files(spark, target), sizes, report)
+    files = Files(spark, target)
+    files.require_renaming()
+    archiver = _Archiver(spark, endpoint, queue, files, sizes, report)
     if warning := too_late(queue, keep_s):
         warn(warning)
     try:

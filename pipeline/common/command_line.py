@@ -14,6 +14,7 @@ import click
 import pymysql
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -30,6 +31,12 @@ UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 LOG_VARIABLE: Final = "ACKSTREAM_SPARK_LOG"
 """The level of Spark's own log, which repeats each error of a task at length."""
+
+CONTEXT_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""To these PySpark writes each error of a query with Java's traceback, beside the exception."""
+
+AWAY: Final = re.compile(r"java\.net\.(Connect|NoRouteToHost|SocketTimeout)Exception")
+"""Causes for which a file system may be reached later."""
 
 WRONG, FAILED = 2, 1
 """Exit codes: a setting or the data is wrong; the job failed on the way and has to be run again."""
@@ -110,6 +117,18 @@ def ending(program: str) -> Iterator[None]:
         _end(program, f"Spark says: {cause(error)}", FAILED)
 
 
+@contextlib.contextmanager
+def reading_source() -> Iterator[None]:
+    """What Spark cannot read is wrong, and stays wrong: raises PipelineError, unless a file system is
+    away."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        if AWAY.search(text := cause(error)):
+            raise
+        raise PipelineError(f"the data cannot be read: {text}") from None
+
+
 def _end(program: str, text: str, status: int) -> None:
     click.echo(f"{program}: {text}", err=True)
     sys.exit(status)
@@ -126,6 +145,8 @@ def running_spark(
     jar: str | None = None,
 ) -> Iterator[SparkSession]:
     """The session that is given, or else a new one, which is stopped afterwards."""
+    for name in CONTEXT_LOGGERS if LOG_VARIABLE not in os.environ else ():
+        PySparkLogger.getLogger(name).setLevel("CRITICAL")
     if given is not None:
         yield given
         return

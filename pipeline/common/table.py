@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pyspark.sql import types as t
 
-from ..endpoint import FIRST_CONTACT, Endpoint, quoted
+from ..endpoint import Endpoint, quoted
 from ..errors import PipelineError
 
 _LEASE: Final = re.compile(r"(?:\A|,)\s*lease\s*=\s*(\w+)\s*(?:,|\Z)")
@@ -200,7 +200,7 @@ def located(endpoint: Endpoint, table: str) -> tuple[Endpoint, Table]:
     PipelineError."""
     database, name = split_name(table, endpoint.database)
     endpoint = endpoint.in_database(database)
-    return endpoint, endpoint.run(lambda connection: describe(connection, database, name), FIRST_CONTACT)
+    return endpoint, endpoint.first(lambda connection: describe(connection, database, name))
 
 
 def describe(connection: Any, database: str, name: str) -> Table:

@@ -14,6 +14,7 @@ from ..common.command_line import (
     Assignment,
     Duration,
     ending,
+    reading_source,
     reporting,
     running_spark,
     spark_options,
@@ -148,7 +149,8 @@ def _run(
     if len(dict(mapping)) < len(mapping):
         raise PipelineError("--mapping names a column twice")
     with running_spark(session, PROGRAM, master, conf) as spark, reporting() as report:
-        frame = _data(spark, source, format_, dict(options), query)
+        with reading_source():
+            frame = _data(spark, source, format_, dict(options), query)
         common: dict[str, Any] = {
             "batch": batch,
             "mode": mode,

@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 
+from ..common.files import Files
 from ..common.ledger import BATCH_CHARACTERS, Batch, Ledger
 from ..common.progress import Progress, unused
 from ..common.table import Table, located
@@ -101,7 +102,7 @@ def enqueue(
     failed on the way (run it again).
     """
     began = time.monotonic()
-    work = _Work(batch, mode, spread_s, settings or Settings(), report, sets_aside=rejects is not None)
+    work = _Work(batch, mode, spread_s, settings or Settings(), report, rejects)
     load = work.load(frame, endpoint, table, mapping)
     there = load.batch.finished is not None
     added, written = False, 0
@@ -166,7 +167,7 @@ class _Work:
     spread_s: float | None
     settings: Settings
     report: Callable[[Progress], None]
-    sets_aside: bool = False
+    rejects: str | None = None
     only_known: bool = False
 
     def way(self, load: Load) -> Direct:
@@ -179,6 +180,8 @@ class _Work:
         """Check everything, and record the batch. Raises PipelineError."""
         _check_arguments(self.batch, self.mode, self.spread_s, self.settings)
         require_classic(frame.sparkSession, "enqueue")
+        if self.rejects is not None:
+            Files(frame.sparkSession, self.rejects)  # raises PipelineError before anything is written
         endpoint, queue = located(endpoint, table)
         fitting = _fitting(frame, endpoint, queue, mapping, self)
         return _begun(fitting, queue, endpoint, self)
@@ -226,7 +229,7 @@ def _begun(fitting: Mapped, queue: Table, endpoint: Endpoint, work: _Work) -> Lo
     new = Batch(work.batch, work.mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
     found = endpoint.run(lambda connection: ledger.begin(connection, new))
     spread_ns = None if work.spread_s is None else round(work.spread_s * NS_PER_S)
-    rejects_max = work.settings.rejects_max if work.sets_aside else None
+    rejects_max = work.settings.rejects_max if work.rejects is not None else None
     parts = cut.slices(facts.pieces, found.slices)
     return Load(endpoint, queue, fitting, found, cut, parts, spread_ns, work.settings, rejects_max)
 

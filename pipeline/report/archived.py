@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from ..archive.files import Files
 from ..archive.job import MESSAGES, RUNS
+from ..common.files import Files
 from ..common.table import Column, Table
 from ..endpoint import quoted
 from ..errors import PipelineError

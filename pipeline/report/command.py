@@ -17,6 +17,7 @@ from ..common.command_line import (
     spark_options,
     where_options,
 )
+from ..common.files import Files
 from ..endpoint import DEBIANS_JAR, Endpoint
 from .history import Reading
 from .job import TOP, TOP_LIMIT, WINDOW_S, report
@@ -78,6 +79,7 @@ def _run(
 ) -> str:
     endpoint = Endpoint.from_url(url, password_file=password_file)
     with running_spark(session, PROGRAM, master, conf, jdbc=True, jar=jar) as spark, reporting() as on_progress:
+        Files(spark, out)  # raises PipelineError before hours of reading
         made = report(
             spark,
             endpoint,

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..common.directives import Directives
+from ..common.files import Files
 from ..common.progress import Progress, unused
 from ..common.table import Table, describe, split_name
 from ..common.tasks import require_classic
@@ -27,6 +28,7 @@ from . import measures
 from .history import History, Named, Queue, Reading, read
 from .page import Page, Part, page
 
+PAGE: Final = "report.html"
 WINDOW_S: Final = 3600.0
 TOP: Final = 20
 TOP_LIMIT: Final = 1_000
@@ -59,10 +61,9 @@ class Report:
             frame.coalesce(self._files).write.mode("overwrite").parquet(place)
             written[name] = self.spark.read.schema(frame.schema).parquet(place)
         text = page(self._page(replace(self, frames=written), top))
-        place = f"{target.rstrip('/')}/report.html"
-        _write_text(self.spark, place, text)
+        Files(self.spark, target).put(PAGE, text)
         on_progress(Progress("writing", len(self.frames) + 1, len(self.frames) + 1))
-        return place
+        return f"{target.rstrip('/')}/{PAGE}"
 
     def close(self) -> None:
         """Free the rows that Spark keeps."""
@@ -152,7 +153,7 @@ def report(
     places = {split_name(table, endpoint.database): place for table, place in (archives or {}).items()}
     if unknown := places.keys() - names.keys():
         raise PipelineError(f"an archive is given for {'.'.join(unknown.pop())}, which is not reported on")
-    queues = endpoint.run(lambda connection: tuple(_queue(connection, *name, places.get(name)) for name in names))
+    queues = endpoint.first(lambda connection: tuple(_queue(connection, *name, places.get(name)) for name in names))
     named = Named(tuple(dict.fromkeys([*by, *_grouped_by(queues)])), created, due)
     on_progress(Progress("reading", 0, 0))
     history = read(spark, endpoint, queues, named, reading or Reading(), on_progress)
@@ -193,14 +194,3 @@ def _queue(connection: Any, database: str, name: str, archive: str | None) -> Qu
 
 def _rows(frame: DataFrame) -> list[dict[str, Any]]:
     return [row.asDict() for row in frame.collect()]
-
-
-def _write_text(spark: SparkSession, place: str, text: str) -> None:
-    """Write a file on any of Spark's file systems."""
-    context: Any = spark.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(place)  # noqa: SLF001 (there is no other way to fetch)
-    stream = path.getFileSystem(context._jsc.hadoopConfiguration()).create(path, True)  # noqa: SLF001
-    try:
-        stream.write(bytearray(text.encode()))
-    finally:
-        stream.close()

@@ -29,6 +29,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +42,7 @@ from ..common.ranges import even
 from ..common.rows import FIRST_READ, next_size, record_batch, selection
 from ..common.statements import NOW, Row, Statements, fetching
 from ..common.table import Table
+from ..errors import without_traceback
 from .claims import NOTHING, Claims, Offset
 from .filters import pushed
 from .holding import Holder
@@ -167,13 +169,15 @@ class Batches:
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What Spark calls for `readStream`."""
 
-    def __init__(self, options: SourceOptions, table: Table, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        # The table is read later: if this raises an error, Spark 4.3 replaces it by one of its own.
         self._options = options
-        self._statements = Statements(table, options.where)
         self._schema = schema
-        self._what = selection(table, schema)
-        self._name = f"{table.database}.{table.name}"
         self._batches: Batches | None = None
+
+    @cached_property
+    def _statements(self) -> Statements:
+        return Statements(self._options.describe(), self._options.where)
 
     def __getstate__(self) -> dict[str, Any]:
         """Executors get no claims, and read those of their partition."""
@@ -187,24 +191,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The option `maxMessagesPerBatch`."""
         return ReadMaxRows(self._options.batch_max)
 
+    @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Count the messages that are due."""
         self._driver.take_what_is_there()
 
+    @without_traceback
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
         """Acknowledge the batch that ended at `start`, and claim the next one."""
         return self._driver.next(start, limit)
 
+    @without_traceback
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """For the query's progress: the queue, how many of its messages are due for this query (at
         least so many, if `more`), and whether it is paused."""
         ready, more, paused = self._driver.sample_ready()
-        return {"queue": self._name, "ready": ready, "more": more, "paused": paused}
+        name = f"{self._options.database}.{self._options.table}"
+        return {"queue": name, "ready": ready, "more": more, "paused": paused}
 
+    @without_traceback
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The tasks of a batch."""
         return [] if start == end else [InputPartition(piece) for piece in self._driver.pieces(end)]
 
+    @without_traceback
     def commit(self, end: Offset) -> None:
         """Acknowledge a batch, unless that was done."""
         self._driver.finished(end)
@@ -214,15 +224,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._batches is not None:
             self._batches.close()
 
+    @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor: the messages of a task, less those that have been delivered again
         since."""
         connection = LazyConnection(self._options.endpoint)
+        what = selection(self._statements.table, self._schema)
         size = FIRST_READ
         for epoch, ids in partition.value.by_epoch.items():
             at = 0
             while at < len(ids):
-                rows = connection.run(fetching(self._statements.read(self._what, epoch, ids[at : at + size])))
+                rows = connection.run(fetching(self._statements.read(what, epoch, ids[at : at + size])))
                 at += size
                 if rows:
                     yield record_batch(rows, self._schema)
@@ -254,6 +266,7 @@ class BatchReader(DataSourceReader):
         self._conditions: list[str] = []
         """The filters of Spark that the server evaluates."""
 
+    @without_traceback
     def partitions(self) -> list[InputPartition]:
         """Even ranges of ids if they are integers. The time up to which messages are due is the
         same for all."""
@@ -268,6 +281,7 @@ class BatchReader(DataSourceReader):
         pieces = min(self._options.partitions, -(-(last - first + 1) // PIECE_MIN))
         return [InputPartition((condition, *ends)) for ends in even(first - 1, last, pieces)]
 
+    @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor: page after page, so that a lost connection costs one page."""
         condition, after, until = partition.value

@@ -12,7 +12,7 @@ from typing import Final
 
 from ..common.ledger import BATCH_CHARACTERS
 from ..common.statements import Messages
-from ..common.table import split_name
+from ..common.table import Table, describe, split_name
 from ..endpoint import Endpoint
 from ..errors import PipelineError, ProblemsError
 
@@ -50,6 +50,10 @@ class Common:
     endpoint: Endpoint
     database: str
     table: str
+
+    def describe(self) -> Table:
+        """The table, as it is now. Raises PipelineError."""
+        return self.endpoint.first(lambda connection: describe(connection, self.database, self.table))
 
 
 @dataclass(frozen=True, slots=True)

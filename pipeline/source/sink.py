@@ -40,7 +40,7 @@ from ..common.staging import KEY, PLACE, SLICE, drop_staging, publish
 from ..common.statements import NOW, do
 from ..common.table import TEXTS, Table, hashed_name
 from ..endpoint import quoted, quoted_list
-from ..errors import JobError, PipelineError, ProblemsError
+from ..errors import JobError, PipelineError, ProblemsError, without_traceback
 from .options import Common
 
 CLEARING_S: Final = 5
@@ -211,6 +211,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
+    @without_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stage a partition."""
         context = TaskContext.get()
@@ -220,6 +221,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         assert number is not None, "Spark sets the batch of a task"
         return self._sink.stage(iterator, name, int(number))
 
+    @without_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """On the driver: publish what the tasks have staged."""
         self._sink.publish([message for message in messages if isinstance(message, Written)])
@@ -234,11 +236,13 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, sink: Sink, batch: str | None) -> None:
         self._sink = sink.writing(batch)
 
+    @without_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stage a partition."""
         assert self._sink.batch is not None
         return self._sink.stage(iterator, self._sink.batch.name, 0)
 
+    @without_traceback
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: publish what the tasks have staged."""
         self._sink.publish([message for message in messages if isinstance(message, Written)])

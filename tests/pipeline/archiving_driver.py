@@ -15,7 +15,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from pipeline.archive import job as subject
-from pipeline.archive.files import Files
+from pipeline.common.files import Files
 from pipeline.endpoint import Endpoint
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.archive import Archived, Sizes, archive
 from pipeline.archive import job as subject
 from pipeline.archive.command import cli, said
-from pipeline.archive.files import Files
+from pipeline.common.files import Files
 from pipeline.archive.job import DAY, DAY_NS, _Archiver, deletion, still_there, too_late
 from pipeline.common.progress import Progress, unused
 from pipeline.common.statements import Statements
@@ -478,7 +478,7 @@ def test_the_command_says_what_it_did_and_what_stands_against_it(
     )
     for arguments, status, complaint in [
         (("--table", "nowhere"), 2, "there is no table"),
-        (("--to", "s3a://bucket/archive"), 2, "folders must be renamed in one step: only file, hdfs, viewfs do"),
+        (("--to", "http://localhost/archive"), 2, "folders must be renamed in one step: only file, hdfs, viewfs do"),
         (("--to", "/proc/nowhere"), 1, "Spark says: java.io.IOException: Mkdirs failed to create file:/proc/nowhere"),
         (("--keep", "soon"), 2, "'soon' is no duration"),
     ]:

@@ -43,9 +43,34 @@ def test_a_wrong_option_is_told_without_a_traceback(
         spark.read.format("ackstream").options(**place, fetchsize="5").load().collect()
     assert "fetchsize: there is no such option here" in str(caught.value)
     assert "Traceback" not in str(caught.value)
-    with pytest.raises(AnalysisException) as caught:
-        spark.readStream.format("ackstream").options(**{**place, "table": "nowhere"}).load()
-    assert "there is no table" in str(caught.value)
+    wrong_user = place["url"].replace("root@", "nobody@")
+    for changed, complaint in (
+        ({"table": "nowhere"}, "there is no table"),
+        ({"url": wrong_user}, "refuses the login: Access denied"),
+        ({"where": "nothing = 1"}, "the server says: Unknown column 'nothing'"),
+    ):
+        with pytest.raises(AnalysisException) as caught:
+            spark.readStream.format("ackstream").options(**{**place, **changed}).load()
+        assert complaint in str(caught.value)
+        assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.either_server
+def test_a_query_that_fails_is_told_without_a_traceback(
+    source: Callable[..., DataFrame], connection: Any, tmp_path: Path
+) -> None:
+    """By Spark's process of the source, as by one of a task."""
+    create_queue(connection, "m")
+    run(connection, "INSERT INTO m (payload) VALUES ('x')")
+    frame = source(where="id + 1 = 2")  # which a SELECT takes, and a STREAM does not
+    with pytest.raises(StreamingQueryException) as caught:
+        started(frame, lambda *_: None, tmp_path / "1").awaitTermination(60)
+    assert "PipelineError: the server says: You have an error in your STREAM statement" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    frame = source()
+    run(connection, "DROP QUEUE m")
+    with pytest.raises(StreamingQueryException, match="PipelineError: there is no table") as caught:
+        started(frame, lambda *_: None, tmp_path / "2").awaitTermination(60)
     assert "Traceback" not in str(caught.value)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.endpoint import (
+    FIRST_CONTACT,
     Driver,
     Endpoint,
     Patience,
@@ -23,7 +26,7 @@ from pipeline.endpoint import (
     is_transient,
     quoted,
 )
-from pipeline.errors import PipelineError
+from pipeline.errors import JobError, PipelineError, ProblemsError
 from tests.support.queues import rows, run
 
 
@@ -196,12 +199,58 @@ def test_what_is_tried_again_for_long_is_reported(
     monkeypatch.setattr("pipeline.endpoint.SILENT_S", 0)
 
     def refused() -> None:
-        raise pymysql.OperationalError(2003, "Can't connect to MySQL server on 'h'")
+        raise pymysql.OperationalError(2003, "cannot connect to h:3307 (refused)")
 
     with pytest.raises(pymysql.OperationalError):
         again(refused, Patience(attempts=5, longest_wait_s=0.001))
     assert [record.getMessage() for record in caplog.records] == [
-        "the server says: Can't connect to MySQL server on 'h' (2003). Trying again, for a minute or two at most"
+        "cannot connect to h:3307 (refused), trying for a minute or two"
     ]
     with pytest.raises(pymysql.OperationalError):
         again(refused, Patience(attempts=10**9, longest_wait_s=0.001, longest_s=0.01))
+
+
+@pytest.mark.parametrize(
+    ("greeting", "kind", "text"),
+    [
+        (None, JobError, "cannot connect to 127.0.0.1:{} (Connection refused)"),
+        (b"", JobError, "cannot connect to 127.0.0.1:{} (no MySQL answers there)"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", PipelineError, "127.0.0.1:{} does not speak MySQL: correct the port in the URL"),
+    ],
+    ids=["closed", "silent", "of another program"],
+)
+def test_a_wrong_port_is_one_line_and_a_first_contact_ends_soon(
+    greeting: bytes | None, kind: type, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.endpoint.FIRST_CONTACT", Patience(longest_s=0))
+    monkeypatch.setattr("pipeline.endpoint.FIRST_ANSWER_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):  # closed by the test
+                accepted.append(server.accept()[0])
+                accepted[0].sendall(greeting or b"")
+
+        accepted: list[socket.socket] = []
+        if greeting is None:
+            server.close()
+        else:
+            threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(PipelineError) as caught:
+            Endpoint("127.0.0.1", port, "u").first(lambda _: None)
+        assert (type(caught.value), str(caught.value)) == (kind, text.format(port))
+        for connection in accepted:
+            connection.close()
+
+
+def test_a_job_under_way_is_more_patient_than_its_first_contact() -> None:
+    assert FIRST_CONTACT.longest_s == 20
+    assert Patience().longest_s is None
+    assert Patience().attempts * Patience().longest_wait_s / 2 > 3 * FIRST_CONTACT.longest_s
+
+
+def test_an_error_is_its_text_in_a_notebook() -> None:
+    """IPython asks an exception for the lines that it shows."""
+    assert PipelineError("no host")._render_traceback_() == ["PipelineError: no host"]
+    assert ProblemsError("wrong", ["a", "b"])._render_traceback_() == ["ProblemsError: wrong:", "  - a", "  - b"]

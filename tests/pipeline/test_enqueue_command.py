@@ -99,6 +99,26 @@ def test_a_command_that_makes_no_sense(command: Command, arguments: list[str], u
     assert "secret" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--source", "/nowhere.csv"], "the data cannot be read: [PATH_NOT_FOUND] Path does not exist"),
+        (["--source", "hdfs://nowhere.invalid/a.csv"], "the data cannot be read: java.net.UnknownHostException"),
+        (["--source", __file__, "--format", "parquet"], "is not a Parquet file"),
+        (["--source", __file__, "--format", "csvv"], "the data cannot be read: java.lang.ClassNotFoundException"),
+        (["--source", __file__, "--format", "csv", "--query", "SELECT nothing FROM source"], "[UNRESOLVED_COLUMN"),
+        (["--query", "SELECT 1 AS n", "--rejects", "nosuch://x"], "the folder nosuch://x cannot be used: "),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_one_line_and_exit_status_2(
+    command: Command, connection: Any, arguments: list[str], complaint: str
+) -> None:
+    run(connection, "CREATE QUEUE m (n INT)")
+    result = command("--batch", "b", *arguments)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.stderr
+    assert complaint in result.stderr
+
+
 def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
     lines: list[str] = []
     times = iter([0.0, 1.0, 2.0, 8.0, 8.5, 9.0])

@@ -1,8 +1,8 @@
-"""Small files beside the data, on any of Spark's file systems that rename a folder in one step.
+"""Small files beside the data, on any of Spark's file systems.
 
 On an object store, a rename copies file by file, and a driver that dies meanwhile leaves half of
-it. A rename is on disk when it returns: HDFS has it on several machines, and on a local file system
-the files and folders are synced.
+it. Elsewhere it is one step, and on disk when it returns: HDFS has it on several machines, and on a
+local file system the files and folders are synced.
 """
 
 from __future__ import annotations
@@ -11,28 +11,36 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from ..errors import JobError, PipelineError
+from ..errors import JobError, PipelineError, cause
 
 ATOMIC: Final = frozenset({"file", "hdfs", "viewfs"})
 
 
 class Files:
-    """The files below one folder."""
+    """The files below one folder. Raises PipelineError for a folder of no file system that Spark has."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         context: Any = spark.sparkContext
         self._jvm = context._jvm  # noqa: SLF001 (there is no other way to ask)
-        path = self._jvm.org.apache.hadoop.fs.Path(root)
-        settings = context._jsc.hadoopConfiguration()  # noqa: SLF001
-        default = self._jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(settings)
-        scheme = path.toUri().getScheme() or default.getScheme()
-        if scheme not in ATOMIC:
-            raise PipelineError(f"{root}: folders must be renamed in one step: only {', '.join(sorted(ATOMIC))} do")
-        self._local = scheme == "file"
-        self._system = path.getFileSystem(settings)
-        self._root = str(path.makeQualified(self._system.getUri(), self._system.getWorkingDirectory()).toString())
+        try:
+            path = self._jvm.org.apache.hadoop.fs.Path(root)
+            self._system = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+        except (Py4JError, PySparkException) as error:
+            raise PipelineError(f"the folder {root} cannot be used: {cause(error)}") from None
+        qualified = path.makeQualified(self._system.getUri(), self._system.getWorkingDirectory())
+        self._root = str(qualified.toString())
+        self._scheme = str(qualified.toUri().getScheme())
+
+    def require_renaming(self) -> None:
+        """Raise PipelineError unless a folder is renamed in one step here."""
+        if self._scheme not in ATOMIC:
+            raise PipelineError(
+                f"{self._root}: folders must be renamed in one step: only {', '.join(sorted(ATOMIC))} do"
+            )
 
     def path(self, name: str) -> str:
         """The path for Spark."""
@@ -56,13 +64,19 @@ class Files:
         finally:
             stream.close()
 
+    def put(self, name: str, text: str, *, sync: bool = False) -> None:
+        """Write a file, in place of an earlier one. `sync`: it is on disk then; object stores refuse
+        that."""
+        stream = self._system.create(self._path(name), True)
+        stream.write(bytearray(text.encode()))
+        if sync:
+            stream.hsync()
+        stream.close()
+
     def write(self, name: str, text: str) -> None:
         """Write a file, whole or not at all."""
         part = f"{name}.part"
-        stream = self._system.create(self._path(part), True)
-        stream.write(bytearray(text.encode()))
-        stream.hsync()
-        stream.close()
+        self.put(part, text, sync=True)
         self.rename(part, name)
 
     def rename(self, old: str, new: str) -> None:
@@ -82,7 +96,7 @@ class Files:
     def _settle(self, name: str) -> None:
         """Sync the files and their names, so that a power cut after the rows were deleted loses
         nothing."""
-        if self._local:
+        if self._scheme == "file":
             root, path = (Path(self._path(part).toUri().getPath()) for part in ("", name))
             for entry in (root, path.parent, path, *path.rglob("*")):
                 descriptor = os.open(entry, os.O_RDONLY)
