@@ -42,9 +42,6 @@ BATCH_CHARACTERS: Final = 190
 
 STAGING: Final = "ackstream_staging_"
 
-SINKS: Final = "ackstream_sinks"
-"""The table of queries before they were in the ledger, with the last batch of each."""
-
 WITHHELD_NS: Final = 7_258_118_400_000_000_000
 """The first of January 2200. Data may not have this `time_next` or a later one."""
 
@@ -158,25 +155,7 @@ class Ledger:
     def open(self, connection: Any, name: str, mode: str) -> Batch:
         """Record a query, or a batch whose data is not known yet, unless it is there. Returns it as
         it is in the ledger. Raises PipelineError if that has another mode."""
-        if mode == QUERY:
-            self.adopt(connection)
         return self._record(connection, replace(query(name), mode=mode))
-
-    def adopt(self, connection: Any) -> None:
-        """Take the queries of earlier versions into the ledger."""
-        old = quoted(self._table.database, SINKS)
-        if not rows_if_any(connection, f"SELECT 1 FROM {old} LIMIT 1"):
-            return
-        with connection.cursor() as cursor:
-            self._make(cursor)
-            connection.begin()
-            cursor.execute(
-                f"INSERT INTO {self._batches} (queue, batch, mode, fingerprint, slices, messages, begun)"
-                f" SELECT queue, query, '{QUERY}', '', batch + 1, 0, {NOW} FROM {old}"
-                f" ON DUPLICATE KEY UPDATE batch = {self._batches}.batch"
-            )
-            cursor.execute(f"DELETE FROM {old}")
-        connection.commit()
 
     def _record(self, connection: Any, new: Batch) -> Batch:
         with connection.cursor() as cursor:

@@ -7,7 +7,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pymysql.converters import escape_item
 
 from ..endpoint import quoted_list
 
@@ -54,14 +53,11 @@ def _literals(column: pa.Array) -> pa.Array:
         return column.cast(pa.float64()).cast(pa.string())
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _quoted(column, b"_binary'")
-    if pa.types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")) if kind.tz else column
-        return _quoted(column.cast(pa.string()))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if pa.types.is_timestamp(kind) and kind.tz:
+        column = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us"))
+    if pa.types.is_large_string(kind):
         return _quoted(column)
-    if pa.types.is_decimal(kind) or pa.types.is_date(kind):
-        return _quoted(column.cast(pa.string()))
-    return pa.array([None if value is None else escape_item(value, "utf8mb4") for value in column.to_pylist()])
+    return _quoted(column.cast(pa.string()))
 
 
 def _quoted(column: pa.Array, before: bytes = b"'") -> pa.Array:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..endpoint import quoted, quoted_list
-from .ledger import SINKS, STAGING, Batch, staging_name
+from .ledger import STAGING, Batch, staging_name
 from .table import Table
 
 SLICE: Final = "ackstream_slice"
@@ -19,9 +19,6 @@ PLACE: Final = "ackstream_place"
 
 KEY: Final = f"{SLICE} BIGINT NOT NULL DEFAULT 0, {PLACE} BIGINT NOT NULL DEFAULT 0, PRIMARY KEY ({SLICE}, {PLACE})"
 """The columns that each staging table has. (The defaults are for CREATE … SELECT.)"""
-
-OLD: Final = SINKS.removesuffix("s") + "_"
-"""How the names of staging tables of queries once began."""
 
 
 def publish(staging: str, queue: Table, values: Mapping[str, str], number: int, places: range | None = None) -> str:
@@ -45,9 +42,8 @@ def staging_tables(connection: Any, database: str) -> list[str]:
     """The names of all staging tables in a database."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s"
-            " AND (LEFT(table_name, %s) = %s OR LEFT(table_name, %s) = %s)",
-            [database, len(STAGING), STAGING, len(OLD), OLD],
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND LEFT(table_name, %s) = %s",
+            [database, len(STAGING), STAGING],
         )
         return [name.decode() if isinstance(name, bytes) else name for (name,) in cursor.fetchall()]
 

@@ -4,6 +4,6 @@ DataFrames.
 It imports `common`, `endpoint` and `errors`.
 """
 
-from .job import Missing, Mode, Outcome, enqueue, missing
+from .job import Mode, Outcome, enqueue
 
-__all__ = ["Missing", "Mode", "Outcome", "enqueue", "missing"]
+__all__ = ["Mode", "Outcome", "enqueue"]

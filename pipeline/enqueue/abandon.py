@@ -98,7 +98,6 @@ def _look(connection: Any, queue: Table) -> Left:
     # for a stray.
     tables = staging_tables(connection, queue.database)
     ledger = Ledger(queue)
-    ledger.adopt(connection)
     own = tuple(staging_name(owner, batch) for owner, batch in ledger.everywhere(connection))
     strays = tuple(sorted(name for name in tables if not name.startswith(own)))
     rejected = ledger.rejected(connection)
@@ -149,7 +148,6 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
     """`seen`: the batch as earlier attempts read it. If its row is gone now, they deleted it, and
     the answer was lost."""
     ledger = Ledger(queue)
-    ledger.adopt(connection)
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}, lock_wait_timeout = {LOCK_S}")
         connection.begin()

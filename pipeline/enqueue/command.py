@@ -24,14 +24,12 @@ from ..common.command_line import (
 from ..endpoint import Endpoint
 from ..errors import PipelineError
 from .abandon import abandon, lines, listed
-from .job import Missing, Outcome, enqueue
-from .job import missing as rows_missing
+from .job import Outcome, enqueue
 from .load import Settings
 
 PROGRAM: Final = "ackstream-enqueue"
 REJECTED: Final = 3
 """The exit status of a batch that is in the queue except for rows that the server refused."""
-SLICES_SHOWN: Final = 20
 FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".orc": "orc"}
 
 
@@ -50,7 +48,6 @@ FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".cs
 @click.option("--slice-rows", type=click.IntRange(1), default=Settings().slice_rows, show_default=True)
 @click.option("--rejects", metavar="DIR", help="write rows that the server refuses to DIR as Parquet")
 @click.option("--rejects-max", type=click.IntRange(1), default=Settings().rejects_max, show_default=True)
-@click.option("--missing", metavar="DIR", help="only write rows of the batch that are not in the queue to DIR")
 @click.option("--list", "list_", is_flag=True, help="only list the queue's batches and queries")
 @click.option("--abandon", "to_abandon", help="a batch that is never finished, or a query whose checkpoint is gone")
 @spark_options
@@ -111,17 +108,6 @@ def said(outcome: Outcome) -> str:
     )
 
 
-def said_missing(found: Missing, to: str) -> str:
-    """The result of `--missing` as a line of text."""
-    if not found.rows:
-        return f"batch {found.batch}: nothing of its {found.messages:,} messages is missing"
-    slices = ", ".join(map(str, found.slices[:SLICES_SHOWN])) + (", …" if len(found.slices) > SLICES_SHOWN else "")
-    return (
-        f"batch {found.batch}: {found.rows:,} of {found.messages:,} messages are missing, and written to {to}"
-        f" (slices {slices})"
-    )
-
-
 def _run(
     session: SparkSession | None,
     *,
@@ -140,7 +126,6 @@ def _run(
     slice_rows: int,
     rejects: str | None,
     rejects_max: int,
-    missing: str | None,
     master: str | None,
     conf: Sequence[tuple[str, str]],
 ) -> tuple[str, int]:
@@ -151,17 +136,18 @@ def _run(
     with running_spark(session, PROGRAM, master, conf) as spark, reporting() as report:
         with reading_source():
             frame = _data(spark, source, format_, dict(options), query)
-        common: dict[str, Any] = {
-            "batch": batch,
-            "mode": mode,
-            "mapping": dict(mapping) or None,
-            "spread_s": spread,
-            "settings": Settings(max_connections=max_connections, slice_rows=slice_rows, rejects_max=rejects_max),
-            "report": report,
-        }
-        if missing is not None:
-            return said_missing(rows_missing(frame, endpoint, table, missing, **common), missing), 0
-        outcome = enqueue(frame, endpoint, table, rejects=rejects, **common)
+        outcome = enqueue(
+            frame,
+            endpoint,
+            table,
+            batch=batch,
+            mode=mode,
+            mapping=dict(mapping) or None,
+            spread_s=spread,
+            rejects=rejects,
+            settings=Settings(max_connections=max_connections, slice_rows=slice_rows, rejects_max=rejects_max),
+            report=report,
+        )
         return said(outcome), REJECTED if outcome.rejected else 0
 
 

@@ -35,10 +35,10 @@ from .abandon import drop
 from .checking import Facts, duplicates, examine, read
 from .cut import ByHash, Cut, by_files, file_octets
 from .direct import Direct
-from .exports import export_rejects, export_slices
 from .fingerprint import Sums
 from .load import Load, Settings, rows_of, serves, slices_wanted
 from .mapping import Mapped, mapped
+from .rejects import export
 from .staged import Staged
 
 Mode = Literal["streaming", "atomic"]
@@ -65,16 +65,6 @@ class Outcome:
     """Messages that the server refused and that were set aside."""
     written: int = 0
     """Messages of slices that this run had to write. The others were written by earlier runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """The `rows` of a batch's `messages` that are not in the queue, and their slices."""
-
-    batch: str
-    rows: int
-    messages: int
-    slices: tuple[int, ...]
 
 
 def enqueue(
@@ -114,7 +104,7 @@ def enqueue(
             raise
     refused = load.endpoint.run(lambda connection: load.ledger.rejects(connection, batch))
     if refused and rejects is not None:
-        export_rejects(load, refused, rejects)
+        export(load, refused, rejects)
     return Outcome(
         batch,
         f"{load.table.database}.{load.table.name}",
@@ -127,37 +117,6 @@ def enqueue(
     )
 
 
-def missing(
-    frame: DataFrame,
-    endpoint: Endpoint,
-    table: str,
-    to: str,
-    *,
-    batch: str,
-    mode: Mode = "streaming",
-    mapping: Mapping[str, str | Expression] | None = None,
-    spread_s: float | None = None,
-    settings: Settings | None = None,
-    report: Callable[[Progress], None] = unused,
-) -> Missing:
-    """Write the rows of a batch that are not in the queue to a folder as Parquet, and write nothing
-    else.
-
-    The other arguments are those of `enqueue`. Raises PipelineError if the batch was never begun.
-    """
-    work = _Work(batch, mode, spread_s, settings or Settings(), report, only_known=True)
-    load = work.load(frame, endpoint, table, mapping)
-    numbers: tuple[int, ...] = ()
-    if load.batch.finished is None:
-        known = load.endpoint.run(lambda connection: load.ledger.slices(connection.cursor(), batch))
-        written = {number for number, is_written in known.items() if is_written and mode == "streaming"}
-        filled = (number for number, piece in enumerate(load.slices) if piece.rows)
-        numbers = tuple(number for number in filled if number not in written)
-    if numbers:
-        export_slices(load, numbers, to)
-    return Missing(batch, rows_of(load, numbers), load.batch.messages, numbers)
-
-
 @dataclass(frozen=True)
 class _Work:
     """The arguments of a call."""
@@ -167,8 +126,7 @@ class _Work:
     spread_s: float | None
     settings: Settings
     report: Callable[[Progress], None]
-    rejects: str | None = None
-    only_known: bool = False
+    rejects: str | None
 
     def way(self, load: Load) -> Direct:
         """How its slices are written, by the mode."""
@@ -221,8 +179,6 @@ def _begun(fitting: Mapped, queue: Table, endpoint: Endpoint, work: _Work) -> Lo
     work.report(Progress("checking", 0, 0))
     ledger = Ledger(queue)
     known = endpoint.run(lambda connection: ledger.find(connection, work.batch))
-    if known is None and work.only_known:
-        raise PipelineError(f"there is no batch {work.batch!r} of {queue.quoted} (--list shows those that there are)")
     cut, facts = _cut(fitting, queue, known, endpoint, work.settings)
     slices = cut.count(slices_wanted(facts, work.settings), facts.pieces)
     fingerprint = facts.fingerprint(fitting.names, cut.sums)

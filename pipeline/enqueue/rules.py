@@ -3,8 +3,8 @@
 A value breaks a rule if the server would refuse it or silently store another one: MySQL rounds
 `23:59:59.7` to the next day in a `DATETIME`, stores 16777216 for 16777217 in a `FLOAT`, and takes
 the text `1` for the first member of an `ENUM`. The server alone checks foreign keys, triggers,
-CHECKs with more than comparisons of numbers, the characters of East Asian character sets other than
-Unicode's, and values of spatial types, vectors and addresses.
+CHECKs with more than comparisons of numbers, the characters of character sets other than Unicode's,
+latin1 and ascii, and values of spatial types, vectors and addresses.
 """
 
 from __future__ import annotations
@@ -39,19 +39,7 @@ JSON_OCTETS_MAX: Final = 8 * 1024 * 1024
 """The server alone checks longer texts: Spark's parser takes 16 MiB."""
 
 _UTF8_OF_3_BYTES: Final = frozenset({"utf8mb3", "utf8", "ucs2"})
-_CODECS: Final = {
-    "latin1": "cp1252",
-    "latin2": "iso8859_2",
-    "latin5": "iso8859_9",
-    "latin7": "iso8859_13",
-    "greek": "iso8859_7",
-    "hebrew": "iso8859_8",
-    "koi8r": "koi8_r",
-    "koi8u": "koi8_u",
-    "macroman": "mac_roman",
-    "macce": "mac_latin2",
-    **{name: name for name in ("ascii", "cp1250", "cp1251", "cp1256", "cp1257", "cp850", "cp852", "cp866")},
-}
+_CODECS: Final = {"latin1": "cp1252", "ascii": "ascii"}
 """Character sets of one byte for each character, with Python's names."""
 
 _CHECK_WORDS: Final = frozenset({"and", "or", "not", "between", "in", "is", "null", "true", "false"})

@@ -27,8 +27,7 @@ acknowledged. So a slow query has few messages in flight and leaves the others t
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -58,34 +57,7 @@ PIECE_MIN = 1_000
 READY_SAMPLED = 100_000
 """Entries of the index that are read for a query's progress, at most: some hundredths of a second."""
 
-RATE_PAUSE_S = 0.02
-"""Between two checks of a rate that is used up."""
-
 _log = logging.getLogger(__name__)
-
-
-class TokenBucket:
-    """A rate limit: each call may take what has accrued since the last one, or in one second if
-    that is more."""
-
-    def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = rate
-        self._clock = clock
-        self._at_s = clock()
-        self._saved = rate or 0.0
-
-    def allowance(self, most: int) -> int:
-        """How many messages may be taken now, at most `most`."""
-        if self._rate is None:
-            return most
-        now_s = self._clock()
-        passed_s, self._at_s = now_s - self._at_s, now_s
-        self._saved = min(self._saved + passed_s * self._rate, self._rate * max(passed_s, 1.0))
-        return min(most, int(self._saved))
-
-    def spend(self, count: int) -> None:
-        """Note that `count` messages were taken."""
-        self._saved -= count
 
 
 class Batches:
@@ -94,7 +66,6 @@ class Batches:
     def __init__(self, holder: Holder, options: SourceOptions) -> None:
         self._holder = holder
         self._options = options
-        self._tokens = TokenBucket(options.rate)
         self._latest: Offset | None = None
         """The last batch that this process began or found finished."""
         self._own = NOTHING
@@ -119,14 +90,9 @@ class Batches:
             most = min(most, limit.max_rows)
         if self._left is not None:
             most = min(most, self._left)
-        count = self._tokens.allowance(most)
-        while not count and self._left:  # The rate is used up, and an empty batch would end the query.
-            time.sleep(RATE_PAUSE_S)
-            count = self._tokens.allowance(most)
         claims = NOTHING
-        if count:
-            claims = self._holder.claim(count, IDLE_WAIT_S if bounded and self._left is None else 0)
-        self._tokens.spend(len(claims))
+        if most:
+            claims = self._holder.claim(most, IDLE_WAIT_S if bounded and self._left is None else 0)
         if self._left is not None:
             self._left = self._left - len(claims) if claims else 0
         self._own, self._latest = claims, claims.offset() if claims else start

@@ -65,8 +65,6 @@ class SourceOptions(Common):
     partitions: int = PARTITIONS
     connections: int = CONNECTIONS
     batch_max: int = BATCH_MAX
-    rate: float | None = None
-    """Messages a second."""
     hold_s: int = HOLD_S
     messages: Messages = Messages.READY
     unsigned_as_long: bool = False
@@ -79,21 +77,23 @@ IN_CATALOG: Final = (
 )
 
 _COMMON: Final = ("url", "table", "password", "passwordFile")
-_ALIASES: Final = {"dbtable": "table"}
-"""Names that Spark's JDBC source has for the same."""
 _HINTS: Final = {
+    "dbtable": "use table",
     "query": "a queue is no query: `where` and `columns` choose messages",
     "user": "it belongs into the URL: mysql://USER@HOST:PORT/DATABASE",
     "driver": "no JDBC driver is used here",
     **dict.fromkeys(("maxoffsetspertrigger", "maxrowspertrigger", "maxfilespertrigger"), "use maxMessagesPerBatch"),
-    **dict.fromkeys(("rowspersecond", "maxratepersecond"), "use maxMessagesPerSecond"),
+    **dict.fromkeys(
+        ("maxmessagespersecond", "rowspersecond", "maxratepersecond"),
+        "use maxMessagesPerBatch with a trigger interval, or the queue's MAX_RATE",
+    ),
     **dict.fromkeys(("minpartitions", "partitioncolumn", "lowerbound", "upperbound"), "use numPartitions"),
     "startingoffsets": "a queue delivers what is not acknowledged: there is no offset to begin at",
 }
 """Options of other sources, with what to use instead."""
 
 _READ: Final = (*_COMMON, "where", "columns", "numPartitions", "unsignedAsLong")
-_STREAM: Final = (*_READ, "connections", "maxMessagesPerBatch", "maxMessagesPerSecond", "holdSeconds")
+_STREAM: Final = (*_READ, "connections", "maxMessagesPerBatch", "holdSeconds")
 
 
 def stream_options(given: Mapping[str, str]) -> SourceOptions:
@@ -138,11 +138,10 @@ def _source(reader: _Reader) -> SourceOptions:
     options = {
         "where": reader.text("where"),
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
-        "partitions": int(reader.number("numPartitions", PARTITIONS, 1, CONNECTIONS_LIMIT)),
-        "connections": int(reader.number("connections", CONNECTIONS, 1, CONNECTIONS_LIMIT)),
-        "batch_max": int(reader.number("maxMessagesPerBatch", BATCH_MAX, 1, BATCH_LIMIT)),
-        "rate": reader.number("maxMessagesPerSecond", 0, 0.001, 1e9, whole=False) or None,
-        "hold_s": int(reader.number("holdSeconds", HOLD_S, 3, 86_400)),
+        "partitions": reader.number("numPartitions", PARTITIONS, 1, CONNECTIONS_LIMIT),
+        "connections": reader.number("connections", CONNECTIONS, 1, CONNECTIONS_LIMIT),
+        "batch_max": reader.number("maxMessagesPerBatch", BATCH_MAX, 1, BATCH_LIMIT),
+        "hold_s": reader.number("holdSeconds", HOLD_S, 3, 86_400),
         "messages": reader.choice("messages", Messages.READY),
         "unsigned_as_long": reader.flag("unsignedAsLong"),
     }
@@ -178,11 +177,8 @@ class _Reader:
         lower = {name.lower(): value for name, value in given.items()}
         if "provider" in lower:  # Of a CREATE TABLE. Spark does not pass the table's options on to what reads it.
             raise PipelineError(IN_CATALOG)
-        self._given = {_ALIASES.get(name, name): value for name, value in lower.items()}
+        self._given = lower
         self._problems: list[str] = []
-        for alias in _ALIASES.keys() & lower.keys():
-            if _ALIASES[alias] in lower:
-                self.complain(alias, f"is another name of {_ALIASES[alias]}: give one of them")
         unknown = self._given.keys() - {name.lower() for name in known} - SPARKS_OWN
         for name in sorted(unknown):
             self.complain(name, _HINTS.get(name) or f"there is no such option here; there are {', '.join(known)}")
@@ -203,18 +199,17 @@ class _Reader:
             self.complain(name, f"is missing{hint}")
         return value or ""
 
-    def number(self, name: str, default: float, least: float, most: float, *, whole: bool = True) -> float:
-        """A number within bounds."""
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        """A whole number within bounds."""
         text = self.text(name)
         if text is None:
             return default
         try:
-            value: float = int(text) if whole else float(text)
-            if least <= value <= most:
-                return value
+            if least <= int(text) <= most:
+                return int(text)
         except ValueError:
             pass
-        self.complain(name, f"must be a {'whole ' * whole}number from {least} to {most:,.0f}, and is {text!r}")
+        self.complain(name, f"must be a whole number from {least} to {most:,}, and is {text!r}")
         return default
 
     def choice(self, name: str, default: Messages) -> Messages:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import DataFrame, SparkSession
@@ -25,8 +24,6 @@ from pipeline.enqueue.direct import Direct
 from pipeline.enqueue.load import Settings
 from pipeline.enqueue.staged import Staged
 from pipeline.errors import AbandonedError, JobError, PipelineError
-from pipeline.source.options import Common
-from pipeline.source.sink import Sink
 from tests.support.queues import rows, run
 
 pytestmark = pytest.mark.either_server
@@ -277,38 +274,18 @@ def test_a_query_whose_checkpoint_is_gone(
         query = stream.select(columns).writeStream.format("ackstream").options(**place)
         checkpoint = str(tmp_path_factory.mktemp("checkpoint"))
         query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination(50)
-    run(connection, "CREATE TABLE ackstream_sink_0123456789abcdef0123 (payload INT)")
+    run(connection, "CREATE TABLE ackstream_staging_0123456789abcdef0123 (payload INT)")
     left = listed(endpoint, "m")
     queries = [standing.batch for standing in left.batches]
     assert [(query.mode, query.slices, query.messages) for query in queries] == [("query", 1, 2), ("query", 1, 2)]
-    assert left.strays == ("ackstream_sink_0123456789abcdef0123",)
+    assert left.strays == ("ackstream_staging_0123456789abcdef0123",)
     run(connection, f"CREATE TABLE `{staging_name('m', queries[0])}_1` (payload INT)")
     assert listed(endpoint, "m").strays == left.strays
     assert "forgotten; its 2 messages stay" in abandon(endpoint, "m", queries[0].name)
     assert listed(endpoint, "m").batches == left.batches[1:]
     assert len(listed(endpoint, "n").batches) == 1
-    assert staging_tables(connection) == ["ackstream_sink_0123456789abcdef0123"]
+    assert staging_tables(connection) == ["ackstream_staging_0123456789abcdef0123"]
     assert messages(connection) == 4
-
-
-def test_a_query_of_an_earlier_version_is_taken_into_the_ledger(endpoint: Endpoint, connection: Any) -> None:
-    """It goes on behind its last batch, and can be listed and abandoned."""
-    run(connection, CREATE)
-    run(
-        connection,
-        "CREATE TABLE ackstream_sinks (queue VARCHAR(64) NOT NULL, query VARCHAR(64) NOT NULL, batch BIGINT NOT NULL,"
-        " PRIMARY KEY (queue, query)) DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
-    )
-    run(connection, "INSERT INTO ackstream_sinks VALUES ('m', 'q', 7), ('m', 'r', 0), ('n', 'q', 1)")
-    sink = Sink(
-        Common(endpoint, str(endpoint.database), "m"), describe(connection, str(endpoint.database), "m"), ("payload",)
-    )
-    for number in (7, 8):
-        sink.publish([sink.stage(iter([pa.record_batch({"payload": ["x"]})]), "q", number)])
-    assert messages(connection) == 1
-    assert [(found.batch.name, found.batch.slices) for found in listed(endpoint, "m").batches] == [("q", 9), ("r", 1)]
-    assert "forgotten" in abandon(endpoint, "m", "r")
-    assert [found.batch.name for found in listed(endpoint, "m").batches] == ["q"]
 
 
 def test_a_ledger_of_a_later_release_is_refused(orders: DataFrame, atomic: Enqueue, connection: Any) -> None:

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.archive import Archived, Sizes, archive
 from pipeline.archive import job as subject
 from pipeline.archive.command import cli, said
-from pipeline.common.files import Files
 from pipeline.archive.job import DAY, DAY_NS, _Archiver, deletion, still_there, too_late
+from pipeline.common.files import Files
 from pipeline.common.progress import Progress, unused
 from pipeline.common.statements import Statements
 from pipeline.common.table import describe

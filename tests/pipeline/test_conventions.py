@@ -64,13 +64,13 @@ def test_a_query_that_fails_is_told_without_a_traceback(
     run(connection, "INSERT INTO m (payload) VALUES ('x')")
     frame = source(where="id + 1 = 2")  # which a SELECT takes, and a STREAM does not
     with pytest.raises(StreamingQueryException) as caught:
-        started(frame, lambda *_: None, tmp_path / "1").awaitTermination(60)
+        started(frame, lambda *_: None, tmp_path / "1").awaitTermination(300)
     assert "PipelineError: the server says: You have an error in your STREAM statement" in str(caught.value)
     assert "Traceback" not in str(caught.value)
     frame = source()
     run(connection, "DROP QUEUE m")
     with pytest.raises(StreamingQueryException, match="PipelineError: there is no table") as caught:
-        started(frame, lambda *_: None, tmp_path / "2").awaitTermination(60)
+        started(frame, lambda *_: None, tmp_path / "2").awaitTermination(300)
     assert "Traceback" not in str(caught.value)
 
 

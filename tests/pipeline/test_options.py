@@ -16,7 +16,7 @@ PLACE = {"url": "mysql://root@localhost:3310/shop", "table": "orders"}
 def test_only_the_place_is_required() -> None:
     options = stream_options({**PLACE, "path": "", "checkpointLocation": "/somewhere"})
     assert (options.endpoint.port, options.database, options.table) == (3310, "shop", "orders")
-    assert (options.rate, options.where, options.columns) == (None, None, None)
+    assert (options.where, options.columns) == (None, None)
     assert sink_options({"url": "mysql://root@h", "table": "`a b`.t"}).database == "a b"
 
 
@@ -25,17 +25,16 @@ def test_options_are_read_whatever_their_case() -> None:
         {
             **PLACE,
             "MAXMESSAGESPERBATCH": "500",
-            "maxmessagespersecond": "0.5",
             "columns": "id, item,epoch",
             "where": "item <> 'x'",
         }
     )
-    assert (options.batch_max, options.rate, options.columns) == (500, 0.5, ("id", "item", "epoch"))
+    assert (options.batch_max, options.columns) == (500, ("id", "item", "epoch"))
     assert read_options({**PLACE, "messages": "All"}).messages is Messages.ALL
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    wrong = {"url": "postgres://x", "maxMessagesPerBatch": "many", "connections": "0", "maxMesagesPerSecond": "5"}
+    wrong = {"url": "postgres://x", "maxMessagesPerBatch": "many", "connections": "0", "maxMesagesPerBatch": "5"}
     with pytest.raises(PipelineError) as caught:
         stream_options(wrong)
     text = str(caught.value)
@@ -44,14 +43,14 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert "maxMessagesPerBatch: must be a whole number from 1 to 1,000,000, and is 'many'" in text
     assert "connections: must be a whole number from 1 to 1,000, and is '0'" in text
     assert (
-        "maxmesagespersecond: there is no such option here; there are url, table, password, passwordFile, where" in text
+        "maxmesagesperbatch: there is no such option here; there are url, table, password, passwordFile, where" in text
     )
 
 
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"maxMessagesPerSecond": "nan"}, "maxMessagesPerSecond: must be a number from 0.001"),
+        ({"maxMessagesPerBatch": "nan"}, "maxMessagesPerBatch: must be a whole number from 1"),
         ({"messages": "all"}, "messages: there is no such option"),
         ({"table": "a.b.c"}, "table: 'a.b.c' names no table"),
         ({"url": "mysql://root@h"}, "table: 'orders' has no database"),
@@ -80,20 +79,16 @@ def test_the_password_is_an_option_a_file_or_in_the_environment_when_it_is_read(
     assert sink_options(PLACE).endpoint.password == "another one"
 
 
-def test_a_table_has_its_name_in_jdbc_too() -> None:
-    assert read_options({"url": PLACE["url"], "dbtable": "orders"}).table == "orders"
-
-
 @pytest.mark.parametrize(
     ("other", "hint"),
     [
         ("query", "query: a queue is no query: `where` and `columns` choose messages"),
         ("user", "user: it belongs into the URL"),
         ("maxOffsetsPerTrigger", "maxoffsetspertrigger: use maxMessagesPerBatch"),
-        ("rowsPerSecond", "rowspersecond: use maxMessagesPerSecond"),
+        ("rowsPerSecond", "rowspersecond: use maxMessagesPerBatch with a trigger interval, or the queue's MAX_RATE"),
         ("provider", "a queue is no table of Spark's catalog"),
         ("startingOffsets", "startingoffsets: a queue delivers what is not acknowledged"),
-        ("dbtable", "dbtable: is another name of table: give one of them"),
+        ("dbtable", "dbtable: use table"),
     ],
 )
 def test_an_option_of_other_sources_is_answered_with_ours(other: str, hint: str) -> None:

@@ -17,13 +17,12 @@ from pipeline.common.literals import insert
 from pipeline.common.slices import SIFTING, Aside, Target, sift
 from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
-from pipeline.enqueue import Mode, Outcome, enqueue, missing
+from pipeline.enqueue import Mode, Outcome, enqueue
 from pipeline.enqueue import job as enqueueing
-from pipeline.enqueue.abandon import abandon
 from pipeline.enqueue.command import cli
 from pipeline.enqueue.direct import Direct
 from pipeline.enqueue.load import Settings
-from pipeline.errors import JobError, PipelineError
+from pipeline.errors import JobError
 from tests.support.queues import rows, run
 from tests.support.servers import MARIADBS
 
@@ -146,7 +145,7 @@ def test_a_job_that_dies_between_refused_rows_is_run_again(
         with pytest.raises(DiedError):
             fill(orders)
     with monkeypatch.context() as patched:
-        patched.setattr(enqueueing, "export_rejects", die_at_once)
+        patched.setattr(enqueueing, "export", die_at_once)
         with pytest.raises(DiedError):
             fill(orders)
     assert the_others_are_there_once(connection)
@@ -215,40 +214,17 @@ def test_ids_that_are_taken(
 
 
 @on_one_server
-def test_what_is_missing_is_exported_and_given_as_another_batch(
-    endpoint: Endpoint, connection: Any, spark: SparkSession, orders: DataFrame, tmp_path: Path
-) -> None:
-    """The way out for a batch whose refused rows were not to be set aside."""
-    path = str(tmp_path / "missing")
-    with pytest.raises(PipelineError, match="there is no batch 'b'"):
-        missing(orders, endpoint, "m", path, batch="b", settings=SETTINGS)
-    with pytest.raises(JobError, match=r"no such order.*--rejects sets them aside"):
-        enqueue(orders, endpoint, "m", batch="b", settings=SETTINGS)
-    found = missing(orders, endpoint, "m", path, batch="b", settings=SETTINGS)
-    assert {row.n for row in spark.read.parquet(path).collect()} >= REFUSED
-    assert (found.messages, found.rows) == (ROWS, ROWS - rows(connection, "SELECT COUNT(*) FROM m")[0][0])
-    assert 0 < len(found.slices) <= 8
-    abandon(endpoint, "m", "b")
-    run(connection, "DROP TRIGGER t")
-    rest = spark.read.parquet(path).drop("ackstream_batch")
-    assert enqueue(rest, endpoint, "m", batch="the rest of b", settings=SETTINGS).messages == found.rows
-    assert the_others_are_there_once(connection, set())
-
-
-@on_one_server
 def test_the_command_has_an_exit_status_for_it(
     endpoint: Endpoint, connection: Any, spark: SparkSession, orders: DataFrame, tmp_path: Path
 ) -> None:
     url = f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
     orders.createOrReplaceTempView("refused_orders")
-    place, gone = str(tmp_path / "rejects"), str(tmp_path / "missing")
+    place = str(tmp_path / "rejects")
     common = ["--url", url, "--table", "m", "--batch", "b", "--query", "SELECT * FROM refused_orders"]
     result = CliRunner().invoke(cli, [*common, "--rejects", place], obj=spark)
     assert result.exit_code == 3, result.output
     assert result.stdout.endswith("a second; 4 that the server refused are set aside\n")
     assert set_aside(spark, place) == REFUSED
-    result = CliRunner().invoke(cli, [*common, "--missing", gone], obj=spark)
-    assert (result.exit_code, result.stdout) == (0, "batch b: nothing of its 600 messages is missing\n")
     result = CliRunner().invoke(cli, [*common[:4], "--list"])
     assert result.stdout.endswith(", 4 rows refused\n")
 

@@ -1,11 +1,9 @@
-"""Writes rows that are not in the queue to Parquet: rows that the server refused, and rows of
-missing slices.
+"""Writes rows that the server refused to Parquet.
 
 They have the queue's columns in the form that `ackstream-enqueue` takes, so they can be corrected
 and enqueued as another batch. Three more columns have the batch (`ackstream_batch`, the name of a
-folder) and, for refused rows, the server's error number and text. Each export of a batch replaces
-the one before. It can be repeated at any time from the same data, because slices and places are the
-same in each run.
+folder) and the server's error number and text. Each export of a batch replaces the one before. It
+can be repeated at any time from the same data, because slices and places are the same in each run.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql import Column as Expression
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
@@ -28,26 +25,17 @@ BATCH: Final = "ackstream_batch"
 REASON, CODE = "ackstream_reason", "ackstream_code"
 
 
-def export_rejects(load: Load, rejects: Sequence[Reject], path: str) -> None:
+def export(load: Load, rejects: Sequence[Reject], path: str) -> None:
     """Write the rows that were set aside, with the server's reasons."""
     spark = load.mapped.frame.sparkSession
     reasons = spark.createDataFrame(
         [(reject.slice, reject.place, reject.code, reject.reason) for reject in rejects],
         f"{SLICE} INT, {PLACE} BIGINT, {CODE} INT, {REASON} STRING",
     )
-    rows = load.sliced(sorted({reject.slice for reject in rejects}))
-    _export(load, rows.join(f.broadcast(reasons), [SLICE, PLACE]), [f.col(CODE), f.col(REASON)], path)
-
-
-def export_slices(load: Load, numbers: Sequence[int], path: str) -> None:
-    """Write the rows of slices."""
-    _export(load, load.sliced(numbers), [], path)
-
-
-def _export(load: Load, rows: DataFrame, more: Sequence[Expression], path: str) -> None:
+    rows = load.sliced(sorted({reject.slice for reject in rejects})).join(f.broadcast(reasons), [SLICE, PLACE])
     kinds = {field.name: field.dataType for field in load.mapped.frame.schema}
     columns = [_given(column, kinds[column.name]).alias(column.name) for column in load.mapped.columns]
-    named = rows.select(*columns, *more, f.lit(load.batch.name).alias(BATCH))
+    named = rows.select(*columns, CODE, REASON, f.lit(load.batch.name).alias(BATCH))
     # The folders of other batches stay.
     named.write.partitionBy(BATCH).option("partitionOverwriteMode", "dynamic").mode("overwrite").parquet(path)
 
