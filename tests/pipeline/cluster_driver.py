@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 def main(url: str, directory: Path, messages: int) -> None:
     spark = SparkSession.builder.appName("cluster").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    rows = spark.range(messages, numPartitions=8).selectExpr("concat('message ', id) AS payload")
+    rows = spark.range(messages, numPartitions=4).selectExpr("concat('message ', id) AS payload")
     outcome = enqueue(rows, Endpoint.from_url(url), "m", batch="first", mode="streaming")
     register(spark)
 

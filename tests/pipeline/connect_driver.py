@@ -32,7 +32,8 @@ def refusal(call: Callable[[], Any]) -> str:
 
 
 def main(url: str, directory: Path) -> None:
-    spark: Any = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
+    spark: Any = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     register(spark)
     place = {"url": url, "table": "m"}
     data = spark.range(500).selectExpr("concat('message ', id) AS payload")

@@ -37,7 +37,7 @@ REPOSITORY = Path(__file__).parents[2]
 SPARK = Path(pyspark.__file__).parent
 PACKAGES = Path(sysconfig.get_path("purelib"))
 DRIVER = Path(__file__).with_name("cluster_driver.py")
-MESSAGES = 8_000
+MESSAGES = 3_000
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.endpoint import Endpoint
+from tests.pipeline.conftest import QUICK_JVM
 from tests.support.queues import create_queue, rows
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,6 +30,7 @@ def test_a_program_of_spark_connect(endpoint: Endpoint, connection: Any, tmp_pat
     url = f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
     program = [sys.executable, "-m", "tests.pipeline.connect_driver", url, str(tmp_path)]
     variables = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    variables["JAVA_TOOL_OPTIONS"] = QUICK_JVM
     variables["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{CONNECT}"
     done = subprocess.run(program, capture_output=True, text=True, check=False, env=variables, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr

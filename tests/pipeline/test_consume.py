@@ -89,9 +89,9 @@ def test_the_last_messages_are_acknowledged_without_waiting_for_more(
     received: list[str] = []
     begin(source(), lambda batch, _: received.extend(row.payload for row in batch.collect()))
     enqueue(connection, "m", ["first"])
-    eventually(lambda: acknowledged(connection) == 1, timeout_s=100)
+    eventually(lambda: acknowledged(connection) == 1, timeout_s=400)
     enqueue(connection, "m", ["second"])
-    eventually(lambda: acknowledged(connection) == 2, timeout_s=20)
+    eventually(lambda: acknowledged(connection) == 2, timeout_s=400)
     assert received == ["first", "second"]
 
 
@@ -102,7 +102,7 @@ def test_in_strict_order_a_batch_has_one_message_of_each_group(
     run(connection, "INSERT INTO m (tenant) VALUES (1), (2), (1), (2), (1), (2)")
     batches: list[list[tuple[int, int]]] = []
     begin(source(), lambda batch, _: batches.append([(row.tenant, row.id) for row in batch.collect()]))
-    eventually(lambda: acknowledged(connection) == 6, timeout_s=100)
+    eventually(lambda: acknowledged(connection) == 6, timeout_s=400)
     assert all(len(dict(batch)) == len(batch) for batch in batches)
     received = [row for batch in batches for row in batch]
     assert [number for tenant, number in received if tenant == 1] == [1, 3, 5]
@@ -118,7 +118,7 @@ def test_a_batch_has_no_more_messages_than_their_semaphores_have_places(
     run(connection, "INSERT INTO m (needs) VALUES ('mail'), ('mail'), (NULL), ('mail'), ('mail'), ('mail'), ('mail')")
     batches: list[list[str | None]] = []
     begin(source(), lambda batch, _: batches.append([row.needs for row in batch.collect()]))
-    eventually(lambda: acknowledged(connection) == 7, timeout_s=100)
+    eventually(lambda: acknowledged(connection) == 7, timeout_s=400)
     assert sum(map(len, batches)) == 7
     assert max(batch.count("mail") for batch in batches) == 3
 
@@ -131,7 +131,7 @@ def test_a_follow_up_comes_behind_its_batch_and_a_group_has_its_limit(
     run(connection, "INSERT INTO m (tenant, batch) VALUES (1, 7), (1, 7), (1, 7), (1, 7), (1, 7)")
     batches: list[list[int]] = []
     begin(source(), lambda batch, _: batches.append([row.tenant for row in batch.collect()]))
-    eventually(lambda: acknowledged(connection) == 6, timeout_s=100)
+    eventually(lambda: acknowledged(connection) == 6, timeout_s=400)
     assert max(batch.count(1) for batch in batches) == 2
     assert [tenant for batch in batches for tenant in batch] == [1] * 5 + [2]
     assert batches[-1] == [2]
@@ -173,7 +173,7 @@ def test_a_failed_batch_runs_again_without_what_somebody_else_has_and_without_an
     with pytest.raises(StreamingQueryException):
         begin(source(), lambda *_: 1 / 0).awaitTermination(100)
     with endpoint.connect() as other:
-        eventually(lambda: rows(other, "STREAM payload FROM m WHERE payload = 'b' NOWAIT"), timeout_s=20)
+        eventually(lambda: rows(other, "STREAM payload FROM m WHERE payload = 'b' NOWAIT"), timeout_s=400)
         enqueue(connection, "m", ["d"])
         batches: dict[int, list[str]] = {}
 
@@ -183,7 +183,7 @@ def test_a_failed_batch_runs_again_without_what_somebody_else_has_and_without_an
             batches[number] = sorted(row.payload for row in batch.collect())
 
         begin(source(), take)
-        eventually(lambda: acknowledged(connection) == 3, timeout_s=100)
+        eventually(lambda: acknowledged(connection) == 3, timeout_s=400)
         assert batches == {0: ["a", "c"], 1: ["d"]}
         assert run(other, "ACK FROM m WHERE payload = 'b' AND epoch = 2") == 1
 
@@ -284,7 +284,7 @@ def test_a_query_outlives_the_proxy(
     query = begin(frame, take)
     eventually(lambda: len(received) == 1_000 or not query.isActive, timeout_s=200)
     with private_proxy.connect(database="d") as connection:
-        eventually(lambda: acknowledged(connection) == 1_000, timeout_s=100)
+        eventually(lambda: acknowledged(connection) == 1_000, timeout_s=400)
 
 
 def test_a_query_that_cannot_work_says_why_at_once(source: Callable[..., DataFrame], connection: Any) -> None:

@@ -43,8 +43,8 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
 
-MESSAGES = 20_000
-SLICE_ROWS = 700
+MESSAGES = 8_000
+SLICE_ROWS = 500
 SETTINGS = Settings(slice_rows=SLICE_ROWS, look_s=0.05)
 
 CREATE = "CREATE QUEUE m (payload VARCHAR(100) NOT NULL)"
@@ -55,7 +55,7 @@ def source(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str
     """Files with as many messages, all of them different."""
     path = str(tmp_path_factory.mktemp("source") / "messages.parquet")
     frame = spark.range(MESSAGES).select(f.format_string("message %d", "id").alias("payload"))
-    frame.repartition(30).write.parquet(path)
+    frame.repartition(16).write.parquet(path)
     return path
 
 
@@ -222,13 +222,14 @@ def test_killed_executors(endpoint: Endpoint, connection: Any, source: str, mode
     """A cluster of two, one of which is killed while it writes; another takes its place."""
     run(connection, CREATE)
     reached = enqueued if mode == "streaming" else staged
-    cluster = ("--master", "local-cluster[2,1,1024]", "--conf", "spark.executor.memory=512m")
+    quick = f"spark.executor.extraJavaOptions={QUICK_JVM}"
+    cluster = ("--master", "local-cluster[2,1,1024]", "--conf", "spark.executor.memory=512m", "--conf", quick)
     with running(endpoint, source, mode, cluster) as process:
         until(process, lambda: reached(connection), MESSAGES // 5)
         os.kill(min(executors(process.pid)), signal.SIGKILL)
         output, _ = process.communicate(timeout=400)
         assert process.returncode == 0, output
-        assert re.search(r"batch b: 20,000 messages in \S+\.m", output), output
+        assert re.search(rf"batch b: {MESSAGES:,} messages in \S+\.m", output), output
     assert_each_is_there_once(connection)
     assert_cut(connection, BY_FILES)
 

@@ -18,6 +18,8 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.either_server
 
 DEATHS = ("planned", "after", "committed", "jvm")
+BATCH = 300
+"""Messages of a micro-batch. The driver dies in another one each time."""
 HELD = "SELECT id FROM m WHERE time_acked IS NULL AND time_next > UNIX_TIMESTAMP(NOW(6)) * 1000000000"
 
 
@@ -49,15 +51,15 @@ def test_drivers_killed_at_any_point_lose_nothing_and_double_nothing(
     endpoint: Endpoint, connection: Any, tmp_path: Path
 ) -> None:
     run(connection, "CREATE QUEUE m (payload TEXT)")
-    enqueue(connection, 1_200)
     deaths = DEATHS if LONG else random.Random(SEED).sample(DEATHS, 1)
+    enqueue(connection, BATCH * (len(deaths) + 1))
     for life, point in enumerate(deaths):
         live(endpoint, tmp_path, life, point, batch=life)
         # What comes now must not get into a batch that runs again.
         enqueue(connection, 200)
         eventually(lambda: not run(connection, HELD), what="what the dead driver held is given back")
     live(endpoint, tmp_path, len(deaths), "never", 0)
-    messages = 1_200 + 200 * len(deaths)
+    messages = BATCH + (BATCH + 200) * len(deaths)
     batches = written(tmp_path)
     for number, versions in batches.items():
         assert all(version == versions[0] for version in versions), number
