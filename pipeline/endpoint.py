@@ -1,16 +1,4 @@
-"""Where the proxy is, and how to connect to it: from Python (PyMySQL) and from Spark's executors
-(JDBC).
-
-Two difficulties of JDBC are solved here:
-
-- *The URL's scheme.* Spark chooses the SQL dialect by it. It quotes names with backquotes for
-  `jdbc:mysql:` only. For `jdbc:mariadb:` it sends `"name"`, which the server reads as a string. So
-  the URL has the scheme mysql for either driver, and the driver's class is named in an option.
-  MariaDB's driver from 3.0 on needs `permitMysqlScheme` to accept this.
-- *The server's RSA key.* Without TLS, the first login to a `caching_sha2_password` account sends
-  the password encrypted with a key that the server shows. Both drivers request the key only if
-  `allowPublicKeyRetrieval` is set. It is set where TLS is off, and only there. Nothing proves that
-  the key is the server's, so TLS should be off only on networks that are trusted.
+"""Where the proxy is, and how to connect to it.
 
 The password comes from an option of Spark, a file or the environment, never from the command line
 or a URL, which process lists show. Spark keeps it out of its logs and plans, because of the
@@ -26,7 +14,6 @@ import random
 import socket
 import ssl
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -37,7 +24,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 from pymysql.constants import CR, ER
 from pymysql.cursors import Cursor, SSCursor
-from pyspark.sql import SparkSession
 
 from .errors import JobError, PipelineError, server_says
 
@@ -57,8 +43,6 @@ SILENT_S: Final = 3.0
 
 FIRST_WAIT_S: Final = 0.1
 """The longest wait before a first repetition; it doubles with each further one."""
-
-DEBIANS_JAR: Final = Path("/usr/share/java/mariadb-java-client.jar")
 
 TRANSIENT: Final = frozenset(
     {
@@ -107,18 +91,6 @@ class Tls(Enum):
     VERIFY = "verify"
     """Encrypted, with a certificate for this host name that an authority signed: the system's, or
     the one in `ca`."""
-
-
-class Driver(Enum):
-    """The two JDBC drivers, by their classes."""
-
-    MYSQL = "com.mysql.cj.jdbc.Driver"
-    MARIADB = "org.mariadb.jdbc.Driver"
-
-    @property
-    def file(self) -> str:
-        """The class inside a jar."""
-        return f"{self.value.replace('.', '/')}.class"
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,86 +255,10 @@ class Endpoint:
             context.verify_mode = ssl.CERT_NONE
         return context
 
-    # --- JDBC ---
-
-    def jdbc(self, driver: Driver) -> dict[str, str]:
-        """Options for Spark's `format("jdbc")`, without `dbtable` and those for reading or
-        writing."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        url = f"jdbc:mysql://{host}:{self.port}/{self.database or ''}"
-        tls = _mysql_tls(self) if driver is Driver.MYSQL else _mariadb_tls(self)
-        return {
-            "url": url if driver is Driver.MYSQL else f"{url}?permitMysqlScheme",
-            "driver": driver.value,
-            "user": self.user,
-            "password": self.password,
-            "connectTimeout": str(CONNECT_S * 1000),
-            "tcpKeepAlive": "true",
-            "sessionVariables": SESSION,
-            # Makes one INSERT of a batch. Without it each row is a round trip.
-            "rewriteBatchedStatements": "true",
-            **({"allowPublicKeyRetrieval": "true"} if self.tls is Tls.OFF else tls),
-        }
-
 
 SESSION: Final = "sql_mode='STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO',time_zone='+00:00'"
 """A value that does not fit is an error, 0 is a valid id, and times are in UTC whatever the
 machines' zones are."""
-
-
-def _mysql_tls(endpoint: Endpoint) -> dict[str, str]:
-    if endpoint.ca:
-        raise PipelineError(
-            "MySQL Connector/J reads no PEM file: put the authority into Java's own trust store and leave out `ca`"
-        )
-    return {"sslMode": "REQUIRED" if endpoint.tls is Tls.ON else "VERIFY_IDENTITY"}
-
-
-def _mariadb_tls(endpoint: Endpoint) -> dict[str, str]:
-    # Each option is named twice: for 2.x (useSsl …) and for 3.x (sslMode). Each ignores the
-    # other's.
-    if endpoint.tls is Tls.ON:
-        return {"useSsl": "true", "trustServerCertificate": "true", "sslMode": "trust"}
-    return {"useSsl": "true", "sslMode": "verify-full", **({"serverSslCert": endpoint.ca} if endpoint.ca else {})}
-
-
-def find_jar(named: str | os.PathLike[str] | None = None) -> Path:
-    """The JDBC driver's jar: the one that was named, or Debian's. Raises PipelineError."""
-    jar = Path(named) if named else DEBIANS_JAR
-    if not jar.is_file():
-        raise PipelineError(
-            f"no JDBC driver at {jar}: name the jar of MySQL Connector/J or MariaDB Connector/J"
-            " (on Debian, `apt install libmariadb-java` puts one where it is found)"
-        )
-    driver_in(jar)
-    return jar
-
-
-def driver_in(jar: Path) -> Driver:
-    """Which driver a jar holds. Raises PipelineError."""
-    try:
-        with zipfile.ZipFile(jar) as archive:
-            names = set(archive.namelist())
-    except (OSError, zipfile.BadZipFile) as error:
-        raise PipelineError(f"{jar} cannot be read: {error}") from None
-    for driver in Driver:
-        if driver.file in names:
-            return driver
-    raise PipelineError(f"{jar} is neither MySQL Connector/J nor MariaDB Connector/J")
-
-
-def driver_of(spark: SparkSession) -> Driver:
-    """The driver that a session can load (from `spark.jars`, `--packages`, its class path). Raises
-    PipelineError."""
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 (there is no other way to ask)
-    loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
-    for driver in Driver:
-        if loader.getResource(driver.file) is not None:
-            return driver
-    raise PipelineError(
-        "this Spark session has no JDBC driver for MySQL: start it with --jars (spark.jars) and the jar of MySQL"
-        " Connector/J or MariaDB Connector/J"
-    )
 
 
 # --- trying again ---

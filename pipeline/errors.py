@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -16,6 +17,9 @@ HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 
 CLIENTS_OWN: Final = range(2000, 3000)
 """Numbers of errors that a client finds: no server has said anything."""
+
+_OURS: Final = re.compile(rf"\b{re.escape(__name__)}\.\w+: (.+)")
+"""How Spark quotes an error of this module."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,13 +89,15 @@ def _shortly() -> Iterator[None]:
 
 
 def cause(error: BaseException) -> str:
-    """The innermost cause of an error of Spark, in one line: Java's, or the end of a Python
-    traceback."""
+    """The innermost cause of an error of Spark, in one line: an error of this module, Java's, or the
+    end of a Python traceback."""
+    if ours := _OURS.search(str(error)):
+        return ours[1]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if causes := [line for line in lines if line.startswith(("Caused by: ", ": "))]:
         return causes[-1].split(": ", 1)[1]
     if "Traceback (most recent call last):" in lines:
-        return lines[-1].removeprefix(f"{__name__}.PipelineError: ")
+        return lines[-1]
     said = lines[0] if lines else type(error).__name__
     # Spark's text names what failed ("couldn't connect"), Java's the reason.
     deeper = getattr(error, "_cause", None)

@@ -17,10 +17,25 @@ from pyspark.sql import SparkSession
 
 from bench.compare.machine import machine
 from demo.ackstream import ackstream
-from pipeline.endpoint import Endpoint, find_jar
+from pipeline.endpoint import SESSION, Endpoint
 
 BUFFER_POOL = 1 << 30
 """Of the server, which holds what a program works on then. By default it is 128 MB, less than a batch of a million."""
+
+
+DEBIANS_JAR = "/usr/share/java/mariadb-java-client.jar"
+
+
+def jdbc(endpoint: Endpoint, table: str) -> dict[str, str]:
+    """Options of Spark's own reader and writer, for what ours is compared with."""
+    return {
+        "url": f"jdbc:mysql://{endpoint.host}:{endpoint.port}/{endpoint.database}",
+        "driver": "org.mariadb.jdbc.Driver",
+        "user": endpoint.user,
+        "sessionVariables": SESSION,
+        "rewriteBatchedStatements": "true",
+        "dbtable": table,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +51,7 @@ class Stage:
 def stage() -> Iterator[Stage]:
     """Started, and ended afterwards."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = SparkSession.builder.master("local[2]").config("spark.jars", str(find_jar()))
+    session = SparkSession.builder.master("local[2]").config("spark.jars", DEBIANS_JAR)
     session = session.config("spark.sql.streaming.numRecentProgressUpdates", "10000")
     quiet = session.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
     spark = quiet.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()

@@ -15,10 +15,10 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from bench.spark._stage import compared, publish, rows_asked_for, stage
+from bench.spark._stage import compared, jdbc, publish, rows_asked_for, stage
 from bench.spark.consume import FILL_STEP, ROUNDS, ROWS, WARM_UP, fill
 from pipeline.archive import archive
-from pipeline.endpoint import Endpoint, driver_of
+from pipeline.endpoint import Endpoint
 
 HOURS_AGO_NS = 2 * 3600 * 10**9
 PARTITIONS = 8
@@ -39,8 +39,7 @@ def acknowledged(endpoint: Endpoint, rows: int) -> None:
 def copied(spark: SparkSession, endpoint: Endpoint, rows: int, folder: str) -> int:
     """By Spark alone, in parallel, and nothing looked at."""
     options = {
-        **endpoint.jdbc(driver_of(spark)),
-        "dbtable": "m",
+        **jdbc(endpoint, "m"),
         "partitionColumn": "id",
         "numPartitions": str(PARTITIONS),
     }

@@ -20,9 +20,9 @@ from typing import get_args
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from bench.spark._stage import compared, publish, rows_asked_for, stage
+from bench.spark._stage import compared, jdbc, publish, rows_asked_for, stage
 from pipeline.common.progress import Progress
-from pipeline.endpoint import Driver, Endpoint
+from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, enqueue
 
 ROWS = 1_000_000
@@ -112,8 +112,7 @@ def way(name: str, frame: DataFrame, proxy: Endpoint, server: Endpoint, turn: st
     modes: dict[str, Mode] = {"streaming": "streaming", "atomic": "atomic"}
     if name in modes:
         return lambda clock: enqueue(frame, proxy, "m", batch=f"{name} {turn}", mode=modes[name], report=clock.note)
-    jdbc = server.jdbc(Driver.MARIADB)
-    return lambda _: frame.write.format("jdbc").options(**jdbc).option("dbtable", "m").mode("append").save()
+    return lambda _: frame.write.format("jdbc").options(**jdbc(server, "m")).mode("append").save()
 
 
 if __name__ == "__main__":

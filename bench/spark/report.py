@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
-from bench.spark._stage import compared, publish, rows_asked_for, stage
+from bench.spark._stage import compared, jdbc, publish, rows_asked_for, stage
 from bench.spark.archive import PARTITIONS, acknowledged
 from bench.spark.consume import ROUNDS, ROWS, WARM_UP
 from pipeline.common.table import describe
-from pipeline.endpoint import Endpoint, driver_of
+from pipeline.endpoint import Endpoint
 from pipeline.report import report
 from pipeline.report.history import Named, Queue, Reading, read
 
@@ -33,8 +33,7 @@ def plain(spark: SparkSession, endpoint: Endpoint) -> int:
         cursor.execute("SELECT MAX(id), COUNT(*) FROM m")
         greatest, rows = cursor.fetchone()
     options = {
-        **endpoint.jdbc(driver_of(spark)),
-        "dbtable": f"(SELECT id, {COLUMNS} FROM m) AS seen",
+        **jdbc(endpoint, f"(SELECT id, {COLUMNS} FROM m) AS seen"),
         "partitionColumn": "id",
         "lowerBound": "0",
         "upperBound": str(greatest),

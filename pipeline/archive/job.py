@@ -36,21 +36,19 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
 
 from ..common.connection import LazyConnection
 from ..common.directives import Directives
 from ..common.files import Files
+from ..common.pages import Pages, read_pages
 from ..common.progress import Progress, unused
 from ..common.ranges import Range, cut
-from ..common.rows import FIRST_READ, lost, next_size, record_batch, schema_of, selection
-from ..common.statements import NOW, Id, Row, Statements, do, fetch, fetching
+from ..common.rows import schema_of, selection
+from ..common.statements import NOW, Id, Statements, do, fetch, fetching
 from ..common.table import Table, describe, located
 from ..common.tasks import require_classic
 from ..endpoint import Endpoint, quoted
@@ -202,47 +200,6 @@ def too_late(queue: Table, keep_s: float) -> str | None:
     )
 
 
-@dataclass(frozen=True)
-class _Reader(DataSourceReader):
-    """Reads ranges of ids, page after page, so that a lost connection costs one page."""
-
-    endpoint: Endpoint
-    statements: Statements
-    schema: StructType
-    what: str
-    cutoff: int
-    shares: list[list[Range]]
-
-    def partitions(self) -> list[InputPartition]:
-        """One task for each share of the ranges."""
-        return [InputPartition(share) for share in self.shares if share]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor."""
-        connection = LazyConnection(self.endpoint)
-        for ids in partition.value:
-            last, size = ids.after, FIRST_READ
-            rows: tuple[Row, ...] = ((),)
-            while rows:
-                page = self.statements.page(self.what, _acknowledged(self.cutoff), last, ids.until, size)
-                rows = connection.run(fetching(page))
-                if rows:
-                    last = self.statements.id_of(rows[-1][-1])
-                    yield self._exactly(rows)
-                    size = next_size(size, rows)
-        connection.close()
-
-    def _exactly(self, rows: tuple[Row, ...]) -> pa.RecordBatch:
-        batch = record_batch([row[:-1] for row in rows], self.schema)
-        if found := lost(rows, batch):
-            number, column = found
-            raise PipelineError(
-                f"message {rows[number][-1]!r} has {rows[number][self.schema.names.index(column)]!r} in {column}, which"
-                " is no day and which Parquet cannot hold: correct it or delete the message, and run this again"
-            )
-        return batch
-
-
 class _Archiver:
     """Runs of one queue into one folder."""
 
@@ -381,28 +338,10 @@ class _Archiver:
 
     def _server(self, run: _Run, ranges: list[Range]) -> DataFrame:
         """The server's rows, read in parallel, page after page."""
-        name = "ackstream_archive"
         tasks = self._sizes.max_connections
-        shares = [ranges[at::tasks] for at in range(tasks)]
         what = selection(self._table, self._schema)
-        reader = _Reader(self._endpoint, self._statements, self._schema, what, run.cutoff, shares)
-
-        class Source(DataSource):
-            """A local class, which Spark pickles by value: the reader differs from chunk to
-            chunk."""
-
-            @classmethod
-            def name(cls) -> str:
-                return name
-
-            def schema(self) -> StructType:
-                return reader.schema
-
-            def reader(self, schema: StructType) -> DataSourceReader:
-                return reader
-
-        self._spark.dataSource.register(Source)
-        return self._spark.read.format(name).load()
+        pages = Pages(self._endpoint, self._statements, what, self._schema, _acknowledged(run.cutoff))
+        return read_pages(self._spark, pages, [ranges[at::tasks] for at in range(tasks)], exact=True)
 
     def _compare(self, server: DataFrame, back: DataFrame) -> _Difference:
         """Compare count and checksums, and row by row only if they differ."""

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from ..endpoint import DEBIANS_JAR, PASSWORD_VARIABLE, URL_SHAPE, find_jar
+from ..endpoint import PASSWORD_VARIABLE, URL_SHAPE
 from ..errors import JobError, PipelineError, cause, server_says
 from .progress import Progress
 
@@ -140,9 +140,6 @@ def running_spark(
     program: str,
     master: str | None,
     conf: Sequence[tuple[str, str]],
-    *,
-    jdbc: bool = False,
-    jar: str | None = None,
 ) -> Iterator[SparkSession]:
     """The session that is given, or else a new one, which is stopped afterwards."""
     for name in CONTEXT_LOGGERS if LOG_VARIABLE not in os.environ else ():
@@ -150,17 +147,14 @@ def running_spark(
     if given is not None:
         yield given
         return
-    settings = dict(conf)
     if (master or "local").startswith("local") and "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
         # Tasks need the packages of this Python; Spark would run the first one on the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(program).config("spark.ui.showConsoleProgress", "false")
     if master:
         builder = builder.master(master)
-    for name, value in settings.items():
+    for name, value in conf:
         builder = builder.config(name, value)
-    if jdbc and "spark.jars" not in settings and (jar or DEBIANS_JAR.exists()):
-        builder = builder.config("spark.jars", str(find_jar(jar)))
     spark = builder.getOrCreate()
     level = os.environ.get(LOG_VARIABLE)
     if level is None:

@@ -22,7 +22,7 @@ from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from ..endpoint import quoted
 from ..errors import PipelineError
-from .statements import IDS_MAX, Row
+from .statements import Row
 from .table import OWN_COLUMNS, Column, Table
 
 READ_BYTES = 8 << 20
@@ -126,8 +126,8 @@ def _check(table: Table, names: Iterable[str]) -> None:
         raise PipelineError(f"{table.quoted} has no column {', '.join(unknown)}; it has {known}")
 
 
-def next_size(size: int, rows: tuple[Row, ...]) -> int:
+def next_size(size: int, rows: tuple[Row, ...], most: int) -> int:
     """How many rows to read next: as many as fit into READ_BYTES if they are like these, at most
-    four times `size`."""
+    four times `size`, and at most `most`."""
     fitting = READ_BYTES * len(rows) // max(1, size_of(rows))
-    return max(1, min(fitting, 4 * size, IDS_MAX))
+    return max(1, min(fitting, 4 * size, most))

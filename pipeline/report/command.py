@@ -18,7 +18,7 @@ from ..common.command_line import (
     where_options,
 )
 from ..common.files import Files
-from ..endpoint import DEBIANS_JAR, Endpoint
+from ..endpoint import Endpoint
 from .history import Reading
 from .job import TOP, TOP_LIMIT, WINDOW_S, report
 
@@ -39,7 +39,6 @@ PROGRAM: Final = "ackstream-report"
 @click.option("--top", type=click.IntRange(1, TOP_LIMIT), default=TOP, show_default=True, help="values on the page")
 @click.option("--max-connections", type=click.IntRange(1), default=Reading().max_connections, show_default=True)
 @click.option("--range-rows", type=click.IntRange(1), default=Reading().range_rows, show_default=True)
-@click.option("--jar", help=f"the JDBC driver's, unless Spark was given it or it is {DEBIANS_JAR}")
 @spark_options
 @click.pass_obj
 def cli(session: SparkSession | None, /, **given: Any) -> None:
@@ -73,12 +72,11 @@ def _run(
     top: int,
     max_connections: int,
     range_rows: int,
-    jar: str | None,
     master: str | None,
     conf: Sequence[tuple[str, str]],
 ) -> str:
     endpoint = Endpoint.from_url(url, password_file=password_file)
-    with running_spark(session, PROGRAM, master, conf, jdbc=True, jar=jar) as spark, reporting() as on_progress:
+    with running_spark(session, PROGRAM, master, conf) as spark, reporting() as on_progress:
         Files(spark, out)  # raises PipelineError before hours of reading
         made = report(
             spark,

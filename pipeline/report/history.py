@@ -29,12 +29,13 @@ from pyspark.sql import types as t
 
 from ..common.connection import LazyConnection
 from ..common.directives import Directives
+from ..common.pages import Pages, read_pages
 from ..common.progress import Progress, unused
-from ..common.ranges import condition, cut
+from ..common.ranges import cut
 from ..common.statements import NOW, Statements, fetching
 from ..common.table import Column, Table
 from ..common.tasks import can_exceed
-from ..endpoint import Driver, Endpoint, driver_of, quoted
+from ..endpoint import Endpoint, quoted
 from ..errors import JobError, ProblemsError, cause
 from . import archived
 from .archived import Archive
@@ -45,10 +46,6 @@ LOOK_S: Final = 0.5
 VALUE_LENGTH: Final = 200
 """Characters of a value to group by, at most: more than a name has, for the case that somebody
 groups by payloads."""
-
-FETCH_ROWS: Final = {Driver.MARIADB: 10_000, Driver.MYSQL: -(2**31)}
-"""The values with which the drivers return rows as they arrive, instead of a whole range at its
-end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +160,6 @@ def read(
         ]
     finally:
         connection.close()
-    # Spark reads their schema on a connection of its own, so the driver's is closed by now.
     parts = [part for plan in plans if (part := plan.frame(spark, endpoint)) is not None]
     rows = reduce(DataFrame.union, parts) if parts else spark.createDataFrame([], _schema(named))
     rows = _bounded(rows, max(1, reading.max_connections - 1))
@@ -192,40 +188,36 @@ class _Plan:
     def __init__(
         self, queue: str, table: Table, *, dead: bool, named: Named, connection: LazyConnection, rows: int
     ) -> None:
-        statements = Statements(table)
+        self._statements = Statements(table)
         self._queue = queue
         self._table = table
         self._dead = dead
         self._named = named
-        self._along_key = statements.along_key
-        self._ranges = cut(statements, lambda statement: connection.run(fetching(statement)), rows)
-        self._predicates = [condition(statements, bounds) for bounds in self._ranges]
+        self._ranges = cut(self._statements, lambda statement: connection.run(fetching(statement)), rows)
 
     def frame(self, spark: SparkSession, endpoint: Endpoint) -> DataFrame | None:
         """A partition for each range; None if there are no rows."""
-        if not self._predicates:
+        if not self._ranges:
             return None
-        driver = driver_of(spark)
-        options = endpoint.jdbc(driver)
-        url = options.pop("url")
-        options["fetchsize"] = str(FETCH_ROWS[driver])
-        found = spark.read.jdbc(url, self._query(), predicates=self._predicates, properties=options)
-        own = [f.lit(self._queue).alias("queue"), f.lit(self._dead).alias("dead")]
-        fields = _schema(self._named).fields[len(own) :]
-        return found.select(*own, *(f.col(column.name).cast(column.dataType).alias(column.name) for column in fields))
+        whole = _schema(self._named)
+        own = {"queue": f.lit(self._queue), "dead": f.lit(self._dead)}
+        schema = t.StructType([field for field in whole if field.name not in own])
+        found = read_pages(
+            spark, Pages(endpoint, self._statements, self._what(), schema), [[ids] for ids in self._ranges]
+        )
+        return found.select([own.get(name, f.col(name)).alias(name) for name in whole.names])
 
-    def _query(self) -> str:
-        forms = {
-            "epoch": "CAST(epoch AS SIGNED)",
-            "time_next": "CAST(time_next AS SIGNED)",
-            "time_acked": "CAST(time_acked AS SIGNED)",
-            "created": self._time(self._named.created),
-            "due": self._time(self._named.due),
-            **{f"by_{number}": self._value(name) for number, name in enumerate(self._named.by)},
-        }
-        columns = ", ".join(f"{form} AS {name}" for name, form in forms.items())
-        # The server merges this derived table, so the ranges' conditions use the key.
-        return f"(SELECT id, {columns} FROM {self._along_key}) AS seen"
+    def _what(self) -> str:
+        """The columns in SQL, in the order of the schema."""
+        forms = [
+            "CAST(epoch AS SIGNED)",
+            "CAST(time_next AS SIGNED)",
+            "CAST(time_acked AS SIGNED)",
+            self._time(self._named.created),
+            self._time(self._named.due),
+            *(self._value(name) for name in self._named.by),
+        ]
+        return ", ".join(forms)
 
     def _time(self, name: str | None) -> str:
         column = self._table.by_name.get((name or "").casefold())

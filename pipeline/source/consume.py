@@ -37,9 +37,10 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from ..common.connection import LazyConnection
-from ..common.ranges import even
+from ..common.pages import Pages
+from ..common.ranges import Range, even
 from ..common.rows import FIRST_READ, next_size, record_batch, selection
-from ..common.statements import NOW, Row, Statements, fetching
+from ..common.statements import IDS_MAX, NOW, Statements, fetching
 from ..common.table import Table
 from ..errors import without_traceback
 from .claims import NOTHING, Claims, Offset
@@ -204,7 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 at += size
                 if rows:
                     yield record_batch(rows, self._schema)
-                    size = next_size(size, rows)
+                    size = next_size(size, rows, IDS_MAX)
         connection.close()
 
     @property
@@ -233,6 +234,7 @@ class BatchReader(DataSourceReader):
         """The filters of Spark that the server evaluates."""
 
     @without_traceback
+    @without_traceback
     def partitions(self) -> list[InputPartition]:
         """Even ranges of ids if they are integers. The time up to which messages are due is the
         same for all."""
@@ -242,25 +244,18 @@ class BatchReader(DataSourceReader):
         connection.close()
         condition = self._statements.read_condition(self._options.messages, int(now_ns), self._conditions)
         if least is None or not self._statements.whole_ids:
-            return [InputPartition((condition, None, None))]
+            return [InputPartition((condition, Range(None, None)))]
         first, last = int(least), int(greatest)
         pieces = min(self._options.partitions, -(-(last - first + 1) // PIECE_MIN))
-        return [InputPartition((condition, *ends)) for ends in even(first - 1, last, pieces)]
+        return [InputPartition((condition, Range(*ends))) for ends in even(first - 1, last, pieces)]
 
     @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor: page after page, so that a lost connection costs one page."""
-        condition, after, until = partition.value
-        connection = LazyConnection(self._options.endpoint)
-        size = FIRST_READ
-        rows: tuple[Row, ...] = ((),)
-        while rows:
-            rows = connection.run(fetching(self._statements.page(self._what, condition, after, until, size)))
-            if rows:
-                after = self._statements.id_of(rows[-1][-1])
-                yield record_batch([row[:-1] for row in rows], self._schema)
-                size = next_size(size, rows)
-        connection.close()
+        """On an executor."""
+        condition, ids = partition.value
+        pages = Pages(self._options.endpoint, self._statements, self._what, self._schema, condition)
+        for batch, _ in pages.of([ids]):
+            yield batch
 
 
 class FilteredReader(BatchReader):

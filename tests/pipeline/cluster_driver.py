@@ -1,8 +1,8 @@
 """A job for a cluster, as its users submit it: PROGRAM URL DIRECTORY MESSAGES.
 
-It imports nothing of this repository, only what is installed. Rows are enqueued (JDBC, by
-executors), then consumed by a streaming query (by executors' Python workers) into files. Each
-micro-batch leaves a file in DIRECTORY first. The results are in DIRECTORY/counts.
+It imports nothing of this repository, only what is installed. Rows are enqueued, then consumed by a
+streaming query into files, both by executors' Python workers. Each micro-batch leaves a file in
+DIRECTORY first. The results are in DIRECTORY/counts.
 """
 
 from __future__ import annotations

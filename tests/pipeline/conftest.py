@@ -14,7 +14,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 from pyspark.sql import SparkSession
 
-from pipeline.endpoint import Endpoint, find_jar
+from pipeline.endpoint import Endpoint
 from tests.support.proxies import RunningProxy
 from tests.support.servers import FLAVOUR_OF
 
@@ -70,7 +70,6 @@ def session(master: str, **options: str) -> SparkSession:
         .config("spark.sql.session.timeZone", ZONE)
         .config("spark.driver.extraJavaOptions", f"{QUICK_JVM} -Duser.timezone={ZONE}")
         .config("spark.executor.extraJavaOptions", f"-Duser.timezone={ZONE}")
-        .config("spark.jars", str(find_jar()))
     )
     for name, value in options.items():
         builder = builder.config(name, value)

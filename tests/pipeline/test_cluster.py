@@ -1,7 +1,7 @@
 """Spark's standalone cluster, a master and two workers on this machine, with what users install.
 
-The package reaches the executors in an archive of an environment, or in a zip; the JDBC driver
-comes by `--jars`. The cluster itself has PySpark and PyArrow, and nothing of ours. A worker is
+The package reaches the executors in an archive of an environment, or in a zip. The cluster itself has
+PySpark and PyArrow, and nothing of ours. A worker is
 killed in the middle of a job.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from pipeline.endpoint import Endpoint, find_jar
+from pipeline.endpoint import Endpoint
 from proxy.embedded.child_process import ChildProcess
 from tests.pipeline.conftest import QUICK_JVM
 from tests.support.documents import SPARK_SUBMIT, blocks_of
@@ -119,7 +119,6 @@ def submit(cluster: Cluster, line: str, made: Path, url: str, directory: Path) -
     job = [part for name, value in given.items() for part in ("--conf", f"{name}={value}")]
     places = {
         "spark://master:7077": cluster.master,
-        "mysql-connector-j-….jar": str(find_jar()),
         "$PWD/ackstream_spark.zip": f"$PWD/ackstream_spark.zip:{made}/cluster",  # A cluster of users has PyArrow.
         " job.py": " " + shlex.join([*job, str(DRIVER), url, str(directory), str(MESSAGES)]),
     }

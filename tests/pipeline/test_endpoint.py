@@ -1,4 +1,4 @@
-"""Where the proxy is: URLs, passwords, and both ways in."""
+"""Where the proxy is: URLs, passwords, connections."""
 
 from __future__ import annotations
 
@@ -11,20 +11,14 @@ from typing import Any
 
 import pymysql
 import pytest
-from pyspark.sql import SparkSession
 
 from pipeline.endpoint import (
     FIRST_CONTACT,
-    Driver,
     Endpoint,
     Patience,
     Tls,
     again,
-    driver_in,
-    driver_of,
-    find_jar,
     is_transient,
-    quoted,
 )
 from pipeline.errors import JobError, PipelineError, ProblemsError
 from tests.support.queues import rows, run
@@ -72,63 +66,26 @@ def test_a_url_that_makes_no_sense_is_refused_with_its_shape(url: str, complaint
     assert "u:p" not in str(caught.value)
 
 
-def test_python_and_spark_arrive_in_the_same_session(endpoint: Endpoint, spark: SparkSession) -> None:
-    question = "SELECT DATABASE() AS d, @@time_zone AS z, @@sql_mode AS m, @@character_set_client AS c"
+def test_the_session_is_strict_in_utc_and_in_utf8(endpoint: Endpoint) -> None:
     with endpoint.connect() as connection:
-        (by_python,) = rows(connection, question)
-    options = endpoint.jdbc(driver_of(spark))
-    (by_spark,) = spark.read.format("jdbc").options(**options).option("query", question).load().collect()
-    assert by_python == (endpoint.database, "+00:00", "NO_AUTO_VALUE_ON_ZERO,STRICT_ALL_TABLES", "utf8mb4")
-    assert tuple(by_spark)[:3] == by_python[:3]
+        question = "SELECT DATABASE() AS d, @@time_zone AS z, @@sql_mode AS m, @@character_set_client AS c"
+        (answer,) = rows(connection, question)
+    assert answer == (endpoint.database, "+00:00", "NO_AUTO_VALUE_ON_ZERO,STRICT_ALL_TABLES", "utf8mb4")
 
 
-def test_spark_writes_names_and_text_that_need_quoting(
-    endpoint: Endpoint, connection: Any, spark: SparkSession
-) -> None:
-    run(connection, "CREATE TABLE `o d d` (`from` INT, `sélect` VARCHAR(20)) CHARACTER SET utf8mb4")
-    frame = spark.createDataFrame([(1, "naïve 🚀 'x' \\")], "`from` INT, `sélect` STRING")
-    options = endpoint.jdbc(driver_of(spark))
-    frame.write.format("jdbc").options(**options).option("dbtable", quoted("o d d")).mode("append").save()
-    assert rows(connection, "SELECT * FROM `o d d`") == [(1, "naïve 🚀 'x' \\")]
-
-
-def test_a_first_login_by_the_servers_rsa_key(endpoint: Endpoint, connection: Any, spark: SparkSession) -> None:
+def test_a_first_login_by_the_servers_rsa_key(endpoint: Endpoint, connection: Any) -> None:
     user = f"rsa_{endpoint.database}"
     run(connection, f"CREATE USER {user}@localhost IDENTIFIED BY 'p w'")  # caching_sha2_password on MySQL
     try:
-        options = Endpoint(endpoint.host, endpoint.port, user, "p w").jdbc(driver_of(spark))
-        answer = spark.read.format("jdbc").options(**options).option("query", "SELECT 1 AS one").load().collect()
-        assert [row[0] for row in answer] == [1]
+        with Endpoint(endpoint.host, endpoint.port, user, "p w").connect() as other:
+            assert rows(other, "SELECT 1") == [(1,)]
     finally:
         run(connection, f"DROP USER {user}@localhost")
 
 
-def test_tls_with_the_certificate_that_the_proxy_made_for_itself(endpoint: Endpoint, spark: SparkSession) -> None:
-    secure = Endpoint(endpoint.host, endpoint.port, "root", tls=Tls.ON)
-    with secure.connect() as connection:
+def test_tls_with_the_certificate_that_the_proxy_made_for_itself(endpoint: Endpoint) -> None:
+    with Endpoint(endpoint.host, endpoint.port, "root", tls=Tls.ON).connect() as connection:
         assert rows(connection, "SHOW STATUS LIKE 'Ssl_cipher'")[0][1] is not None
-    options = secure.jdbc(driver_of(spark))
-    (answer,) = spark.read.format("jdbc").options(**options).option("query", "SELECT 1 AS one").load().collect()
-    assert answer[0] == 1
-
-
-def test_the_jar_is_looked_into(tmp_path: Path) -> None:
-    assert driver_in(find_jar()) is Driver.MARIADB
-    with pytest.raises(PipelineError, match="no JDBC driver at"):
-        find_jar(tmp_path / "none.jar")
-    (tmp_path / "text.jar").write_text("text")
-    with pytest.raises(PipelineError, match="cannot be read"):
-        find_jar(tmp_path / "text.jar")
-
-
-def test_either_driver_gets_a_url_that_makes_spark_quote_with_backquotes() -> None:
-    endpoint = Endpoint("h", 3307, "u", "p", "d", Tls.ON)
-    for driver in Driver:
-        options = endpoint.jdbc(driver)
-        assert options["url"].startswith("jdbc:mysql://h:3307/d")
-        assert options["driver"] == driver.value
-        assert "allowPublicKeyRetrieval" not in options
-    assert "p" not in endpoint.jdbc(Driver.MYSQL)["url"].split("/d")[0].removeprefix("jdbc:")
 
 
 def test_transient_errors_are_tried_again_and_others_are_not() -> None:
