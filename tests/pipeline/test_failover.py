@@ -121,7 +121,8 @@ def test_while_a_report_reads(
         run(connection, f"INSERT INTO m (tenant, epoch, time_acked) VALUES {', '.join([two] * 1000)}")
     fill = history._fill
     waiting = (
-        "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '%AS seen%' AND id != CONNECTION_ID()"
+        "SELECT COUNT(*) FROM information_schema.processlist"
+        " WHERE info LIKE '%ORDER BY id LIMIT%' AND id != CONNECTION_ID()"
     )
 
     def fill_while_it_fails_over(*arguments: Any) -> None:
