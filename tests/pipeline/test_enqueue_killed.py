@@ -43,8 +43,8 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.either_server
 
-MESSAGES = 8_000
-SLICE_ROWS = 500
+MESSAGES = 20_000
+SLICE_ROWS = 700
 SETTINGS = Settings(slice_rows=SLICE_ROWS, look_s=0.05)
 
 CREATE = "CREATE QUEUE m (payload VARCHAR(100) NOT NULL)"
@@ -55,7 +55,7 @@ def source(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str
     """Files with as many messages, all of them different."""
     path = str(tmp_path_factory.mktemp("source") / "messages.parquet")
     frame = spark.range(MESSAGES).select(f.format_string("message %d", "id").alias("payload"))
-    frame.repartition(16).write.parquet(path)
+    frame.repartition(30).write.parquet(path)
     return path
 
 
