@@ -175,6 +175,17 @@ class BatchColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexedColumn:
+    """A column of the application, and an index in which equal values are in the order of ids."""
+
+    name: str
+    kind: IdKind
+    index: str
+    collation: str
+    """Of a text column; empty for others."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReasonColumn:
     """The columns of a queue for the reason of a NACK, and its time."""
 
@@ -224,6 +235,8 @@ class QueueTable:
     time_acked."""
     after_batch: BatchColumn | None = None
     """The column of the batch that a follow-up waits for, with an index on (time_acked, it, id)."""
+    indexed: tuple[IndexedColumn, ...] = ()
+    """By which messages can be found."""
     advice: tuple[str, ...] = ()
     """Recommendations for a table that works, for the process's log."""
     warnings: tuple[str, ...] = ()

@@ -14,7 +14,16 @@ from engine.catalog.batches import batch_column, batch_problems, follow_up_colum
 from engine.catalog.delays import delay_warnings
 from engine.catalog.directives import comment_warnings, parse_comment
 from engine.model import TableId
-from engine.queue_table import PRIMARY_KEY, BrokenTable, GroupColumn, IdKind, Policy, QueueTable, ReasonColumn
+from engine.queue_table import (
+    PRIMARY_KEY,
+    BrokenTable,
+    GroupColumn,
+    IdKind,
+    IndexedColumn,
+    Policy,
+    QueueTable,
+    ReasonColumn,
+)
 from engine.quoting import quoted
 
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
@@ -157,7 +166,6 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
     scan = _scan_index(facts.indexes)
     group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.grouping)
     lease_index = _lease_index(policy, facts.indexes, group_columns[-1:] if policy.semaphores else group_columns)
-    order_index = _order_index(group_columns, facts.indexes)
     group_index = _group_index(group_columns, facts.indexes)
     queue = QueueTable(
         id=facts.id,
@@ -174,9 +182,10 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         lease_index=lease_index,
         group_columns=group_columns,
         group_index=group_index,
-        order_index=order_index,
+        order_index=_order_index(group_columns, facts.indexes),
         batch=batch_column(policy.batch_by, facts),
         after_batch=follow_up_column(policy.after_batch, facts),
+        indexed=() if facts.by_time else tuple(_indexed(facts, policy, columns)),
         advice=tuple(_advice(facts, columns)),
         warnings=(
             *(
@@ -455,6 +464,19 @@ def _advice(facts: TableFacts, columns: Mapping[str, Column]) -> Iterable[str]:
         yield "partitioned by time_acked, so the server cannot keep ids unique: whoever inserts has to"
     if columns["priority"].nullable:
         yield "priority may be NULL, which goes before all others: declare it NOT NULL"
+
+
+def _indexed(facts: TableFacts, policy: Policy, columns: Mapping[str, Column]) -> Iterable[IndexedColumn]:
+    """Of each column of the application, the first index that finds its messages in the order of ids."""
+    seen = {"id", *OWN_COLUMNS, (policy.lease or "").lower()}
+    for index in facts.indexes:
+        first = index.columns[0]
+        column = columns.get(first.name.lower())
+        if column is None or not first.whole or column.name.lower() in seen:
+            continue
+        if column.data_type not in {*_NO_GROUP_TYPES, "timestamp"} and _by_id_behind(index, facts.indexes, 1):
+            seen.add(column.name.lower())
+            yield IndexedColumn(column.name, _group_column(column).kind, index.name, column.collation)
 
 
 def _names(index: Index) -> list[str]:

@@ -293,6 +293,8 @@ def _wanted(request: web.Request) -> MessageQuery:
         PageStart.of(query.get("after", "")[: 2 * ID_MAX + NAME_MAX]),
         query.get("reason", "")[:TEXT_MAX],
         group if any(group) else (),
+        query.get("column", "")[:NAME_MAX] if query.get("value") else "",
+        query.get("value", "")[:TEXT_MAX],
     )
 
 

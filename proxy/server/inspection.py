@@ -237,7 +237,8 @@ class Inspector:
         if question.message is not None:
             return await self._message(queue, question.message)
         if question.listed is not None:
-            return await list_messages(EngineCounting(self._engine), queue, question.listed)
+            searched = queue if self._show_payload else replace(queue, indexed=())
+            return await list_messages(EngineCounting(self._engine), searched, question.listed)
         return await self._queue(queue)
 
     async def _read_roster(self) -> Inspected:

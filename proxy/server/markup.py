@@ -99,6 +99,12 @@ def field(name: str, label: str, value: str = "", kind: str = "search", complete
     )
 
 
+def choice(name: str, label: str, values: Iterable[str], chosen: str) -> str:
+    """A choice of a form, inside its label."""
+    options = "".join(f"<option{' selected' if value == chosen else ''}>{escape(value)}</option>" for value in values)
+    return f'<label>{escape(label)} <select name="{name}">{options}</select></label>'
+
+
 def hidden(**values: str) -> str:
     """Fields of a form that nobody sees."""
     return "".join(

@@ -15,7 +15,7 @@ from typing import Final
 from engine.model import TableId
 from engine.queue_table import QueueTable
 from engine.quoting import qualified, quoted
-from proxy.server.message_rows import ShownMessage, columns_of, literal_of, message_of
+from proxy.server.message_rows import ShownMessage, columns_of, equals, literal_of, message_of
 from proxy.session.queries import sql
 from proxy.statements.depth import Counting, next_priority
 
@@ -73,6 +73,10 @@ class MessageQuery:
     """What is part of their reason."""
     group: tuple[str, ...] = ()
     """The values of their group; empty: any. An empty value is NULL."""
+    column: str = ""
+    """A column with an index; empty: none."""
+    value: str = ""
+    """Its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ class MessageList:
     has_reason: bool
     group_columns: tuple[str, ...]
     """By which messages can be searched."""
+    columns: tuple[str, ...]
+    """Columns of the application by which messages can be searched."""
     dead_letter: TableId | None
     takes_dead_letters: bool
     problem: str = ""
@@ -104,7 +110,38 @@ async def list_messages(counting: Counting, queue: QueueTable, wanted: MessageQu
     in_group = None if not wanted.group else _in_group(queue, wanted.group)
     if wanted.group and in_group is None:
         return _listed(queue, 0, wanted, problem="No message can have this group.")
-    return await _Reading(counting, queue, wanted, in_group).page()
+    if not wanted.column:
+        return await _Reading(counting, queue, wanted, in_group).page()
+    column = next((column for column in queue.indexed if column.name == wanted.column), None)
+    condition = None if column is None else equals(column, wanted.value)
+    if column is None or condition is None:
+        return _listed(queue, 0, wanted, problem="No index of this column alone, or no message can have this value.")
+    return await _found_by(counting, queue, wanted, column.index, condition)
+
+
+async def _found_by(
+    counting: Counting, queue: QueueTable, wanted: MessageQuery, index: str, condition: str
+) -> MessageList:
+    """A page of the messages of a condition on the first column of an index, in the order of ids. The index has
+    acknowledged ones as well."""
+    now_ns = await counting.now_ns()
+    if wanted.after is not None and wanted.after.key:
+        literal = literal_of(queue.id_kind, bytes.fromhex(wanted.after.key))
+        condition += "" if literal is None else f" AND id > {literal}"
+    hinted = f"{qualified(queue.id)} FORCE INDEX ({quoted(index)})"
+    words = {"columns": columns_of(queue), "index": hinted, "range": condition, "order": "id", "limit": READ_MAX}
+    read = [message_of(queue, row) for row in await counting.rows(sql("listed_messages", **words))]
+    found = [message for message in read if _is_wanted(queue, wanted, message, now_ns)]
+    behind = None
+    if len(found) > PAGE or len(read) >= READ_MAX:
+        behind = _behind(found[PAGE - 1] if len(found) > PAGE else read[-1])
+    return _listed(queue, now_ns, wanted, found[:PAGE], len(read), behind)
+
+
+def _is_wanted(queue: QueueTable, wanted: MessageQuery, message: ShownMessage, now_ns: int) -> bool:
+    in_state = wanted.state == "dead" or message.state(queue, now_ns) == wanted.state
+    has_reason = wanted.reason.casefold() in (message.reason or "").casefold()
+    return message.time_acked_ns is None and in_state and has_reason
 
 
 def _listed(
@@ -118,7 +155,8 @@ def _listed(
 ) -> MessageList:
     columns = () if queue.group_index is None else tuple(column.name for column in queue.group_columns)
     is_dead = bool(queue.policy.dead_letter_of)
-    place = queue.reason is not None, columns, queue.dead_letter, is_dead
+    indexed = tuple(column.name for column in queue.indexed)
+    place = queue.reason is not None, columns, indexed, queue.dead_letter, is_dead
     return MessageList(queue.id, now_ns, wanted, tuple(messages), read, behind, *place, problem)
 
 
@@ -153,7 +191,7 @@ class _Reading:
     async def page(self) -> MessageList:
         self._now_ns = await self._counting.now_ns()
         read, unread = await self._rows()
-        found = [message for message in read if self._is_wanted(message)]
+        found = [message for message in read if _is_wanted(self._queue, self._wanted, message, self._now_ns)]
         behind = unread
         if len(found) > PAGE:
             behind = _behind(found[PAGE - 1])
@@ -215,11 +253,6 @@ class _Reading:
             after_ns = time_ns
         later = (f"time_next > {after_ns} AND time_next <= {until_ns}", order)
         return [*same, later, *(untimed if self._descends else ())]
-
-    def _is_wanted(self, message: ShownMessage) -> bool:
-        state, reason = self._wanted.state, self._wanted.reason.casefold()
-        in_state = state in DUE or message.state(self._queue, self._now_ns) == state
-        return in_state and reason in (message.reason or "").casefold()
 
 
 def _behind(message: ShownMessage) -> PageStart:

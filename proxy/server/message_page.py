@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 
 from engine.model import NS_PER_S, TableId
 from proxy.server.acting import action_links
 from proxy.server.actions import statements_of
 from proxy.server.inspection import Inspected, MessageDetails
-from proxy.server.markup import duration, facts, field, hidden, link, number, or_dash, sql_list, table
+from proxy.server.markup import choice, duration, facts, field, hidden, link, number, or_dash, sql_list, table
 from proxy.server.message_list import STATES, MessageList, MessageQuery
 
 NONE = {
@@ -38,6 +39,8 @@ def list_form(found: Inspected, name: TableId, wanted: MessageQuery) -> str:
         fields += "".join(
             field("group", column, value) for column, value in zip(listed.group_columns, values, strict=False)
         )
+    if isinstance(listed, MessageList) and listed.columns:
+        fields += choice("column", "Column", listed.columns, wanted.column) + field("value", "has", wanted.value)
     if not fields:
         return search_form(name)
     return (
@@ -93,6 +96,7 @@ def messages_link(name: TableId, wanted: MessageQuery, text: str, *, current: bo
     query = [("db", name.db), ("name", name.name), ("state", wanted.state)]
     query += [("reason", wanted.reason)] if wanted.reason else []
     query += [("group", value) for value in wanted.group]
+    query += [("column", wanted.column), ("value", wanted.value)] if wanted.column else []
     query += [("after", str(wanted.after))] if wanted.after else []
     return link("/messages", query, text, current=current)
 
@@ -111,7 +115,7 @@ def _states(listed: MessageList) -> str:
     """Links to the lists of the other states."""
     wanted, links = listed.wanted, list[str]()
     for state in STATES:
-        same = MessageQuery(state, None, wanted.reason, wanted.group)
+        same = replace(wanted, state=state, after=None)
         if state != "dead" or listed.takes_dead_letters:
             links.append(messages_link(listed.table, same, state.capitalize(), current=state == wanted.state))
         elif listed.dead_letter is not None:
@@ -144,10 +148,10 @@ def _pages(listed: MessageList) -> str:
     """Links to the first page and to the next one."""
     wanted, links = listed.wanted, list[str]()
     if wanted.after is not None:
-        first = MessageQuery(wanted.state, None, wanted.reason, wanted.group)
+        first = replace(wanted, after=None)
         links.append(messages_link(listed.table, first, "First page"))
     if listed.next is not None:
-        behind = MessageQuery(wanted.state, listed.next, wanted.reason, wanted.group)
+        behind = replace(wanted, after=listed.next)
         links.append(messages_link(listed.table, behind, "Next page"))
     searched = (
         f"<p>{number(listed.read)} messages were looked at.</p>" if listed.read > len(listed.messages) + 1 else ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from string import Template
 
-from engine.queue_table import IdKind, QueueTable
+from engine.queue_table import IdKind, IndexedColumn, QueueTable
 from engine.quoting import quoted, text_literal
 from engine.store.queries import FORMS
 from proxy.statements.depth import greatest_wait_ns
@@ -115,6 +115,19 @@ def literal_of(kind: IdKind, raw: bytes) -> str | None:
         return FORMS[kind].literal(FORMS[kind].parse(raw))
     except ValueError:
         return None
+
+
+def equals(column: IndexedColumn, text: str) -> str | None:
+    """The condition that a column has this value; None: it cannot. The value gets the column's character set, since
+    otherwise the server would convert each value of the column, and read the whole index."""
+    raw = text.encode()
+    try:
+        literal = literal_of(column.kind, bytes.fromhex(text) if column.kind is IdKind.BINARY else raw)
+    except ValueError:
+        return None
+    if literal is not None and column.collation:
+        literal = f"CONVERT({literal} USING {column.collation.partition('_')[0]}) COLLATE {column.collation}"
+    return None if literal is None else f"{quoted(column.name)} = {literal}"
 
 
 def as_text(value: str, chars: int) -> str:

@@ -416,6 +416,40 @@ def test_a_table_that_cannot_be_a_queue_has_its_problems_on_its_page(
     assert text
 
 
+def test_messages_are_found_by_a_column_with_an_index_where_payloads_are_shown(
+    proxy: RunningProxy, server: EmbeddedServer, database: str, tmp_path: Path
+) -> None:
+    with proxy.connect(database=database) as client:
+        run(
+            client,
+            "CREATE QUEUE m (city VARCHAR(20) CHARACTER SET latin1, tag BINARY(2), price DECIMAL(6,2), note TEXT,"
+            " KEY (city), KEY (tag), KEY (price))",
+        )
+        cities = ", ".join(f"('{('Köln', 'Rom')[at % 2]}', x'00ff', 1.5)" for at in range(160))
+        run(client, f"INSERT INTO m (city, tag, price) VALUES {cities}")
+        run(client, "ACK m WHERE id = 1")
+        run(client, "UPDATE m SET time_next = 4000000000000000000 WHERE id = 3")
+    (tmp_path / "settings.toml").write_text("admin_show_payload = true")
+    place = {"db": database, "name": "m"}
+    with running_proxy(server, tmp_path / "log", ["--config", str(tmp_path / "settings.toml")]) as shown:
+        eventually(lambda: answer(shown, f"/messages?{urllib.parse.urlencode(place)}")[0] == 200, timeout_s=30)
+        form = page(shown, "/messages", **place)
+        assert [name for name in ("city", "tag", "price", "note", "id") if f"<option>{name}<" in form] == [
+            "city",
+            "tag",
+            "price",
+        ]
+        ready = [str(at) for at in range(5, 161, 2)]
+        assert all_listed(shown, **place, column="city", value="KÖLN") == ready
+        assert all_listed(shown, **place, state="scheduled", column="city", value="köln") == ["3"]
+        assert len(all_listed(shown, **place, column="tag", value="00ff")) == 158
+        assert len(all_listed(shown, **place, column="price", value="1.50")) == 158
+        for column, value in ("city", "東京"), ("tag", "x"), ("price", "1 OR 1"), ("note", "x"), ("id", "5"):
+            assert all_listed(shown, **place, column=column, value=value) == []
+    assert "<option>" not in page(proxy, "/messages", **place)
+    assert all_listed(proxy, **place, column="city", value="Rom") == []
+
+
 PROXY_ROW = re.compile(r"<tr><th scope=row>(ackstream/[0-9]+)</th>" + "<td[^>]*>(.*?)</td>" * 6 + "</tr>")
 
 

@@ -561,6 +561,24 @@ class TestMessageList:
                 assert len(listed.messages) == PAGE or state not in DUE
                 after = listed.next
 
+    def test_messages_of_a_value_are_read_in_the_order_of_ids_from_the_columns_index(self, bench: Bench) -> None:
+        """All rows have the same, and a quarter of them is acknowledged."""
+        if bench.table.kept_by_partition:
+            return
+        bench.subject.execute("ALTER TABLE messages ADD COLUMN city CHAR(4) DEFAULT 'Rome', ADD INDEX by_city (city)")
+        queue = bench.store.describe(bench.table.id).value
+        assert isinstance(queue, QueueTable)
+        (column,) = queue.indexed
+        bench.meter.take()
+        after: PageStart | None = None
+        for _ in range(3):
+            wanted = MessageQuery("ready", after, column=column.name, value="Rome")
+            listed = asyncio.run(list_messages(BenchCounting(bench), queue, wanted))
+            frugal(bench.meter.take(), key=column.index)
+            assert (listed.read, len(listed.messages)) == (LIST_READ_MAX, PAGE)
+            after = listed.next
+        bench.subject.execute("ALTER TABLE messages DROP COLUMN city")
+
 
 class TestPurge:
     def test_it_reads_what_it_deletes(self, bench: Bench) -> None:
