@@ -470,6 +470,8 @@ def _indexed(facts: TableFacts, policy: Policy, columns: Mapping[str, Column]) -
     """Of each column of the application, the first index that finds its messages in the order of ids."""
     seen = {"id", *OWN_COLUMNS, (policy.lease or "").lower()}
     for index in facts.indexes:
+        if not index.columns:
+            continue  # A definition that the server cannot read.
         first = index.columns[0]
         column = columns.get(first.name.lower())
         if column is None or not first.whole or column.name.lower() in seen:

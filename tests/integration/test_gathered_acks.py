@@ -236,9 +236,12 @@ def test_an_ack_of_several_messages_is_carried_out_as_one(acks: Acks) -> None:
 
 def test_a_session_does_not_notice_its_acks(acks: Acks) -> None:
     """ROW_COUNT() is that of the statement before, or of the proof of the right, which changes no row."""
-    for client in acks.clients:
-        client.query("SELECT -'a'")
-    acks.until_gathered([1] * CLIENTS, simple)
+
+    def select(_: Sequence[int]) -> None:
+        for client in acks.clients:
+            client.query("SELECT -'a'")
+
+    acks.until_gathered([1] * CLIENTS, simple, select)
     assert not {b"1"} & {value(client, "SELECT ROW_COUNT()") for client in acks.clients}
 
 
