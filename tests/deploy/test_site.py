@@ -36,7 +36,13 @@ new Promise(done => {
 
 @pytest.mark.parametrize(
     ("words", "page"),
-    [("dead letter", "concepts.html"), ("reuse_port", "upgrading.html"), ("1205", "troubleshooting.html")],
+    [
+        ("dead letter", "concepts.html"),
+        ("reuse_port", "upgrading.html"),
+        ("1205", "troubleshooting.html"),
+        ("rate limit", "groups.html"),
+        ("exactly once", "guarantees.html"),
+    ],
 )
 def test_the_search_works_without_a_server(tmp_path: Path, words: str, page: str) -> None:
     async def visit() -> None:
