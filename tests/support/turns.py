@@ -64,10 +64,10 @@ class Turns:
 
     def _relay(self, client: socket.socket) -> None:
         with (
+            contextlib.suppress(OSError),  # Also of the connection: the server may have been stopped.
             client,
             socket.create_connection((self._server.host, self._server.port)) as server,
             selectors.DefaultSelector() as selector,
-            contextlib.suppress(OSError),
         ):
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Else an answer in parts takes 40 ms.
