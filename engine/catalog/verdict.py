@@ -188,11 +188,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         indexed=() if facts.by_time else tuple(_indexed(facts, policy, columns)),
         advice=tuple(_advice(facts, columns)),
         warnings=(
-            *(
-                ()
-                if scan
-                else (f"every scan of it sorts the whole table: ALTER TABLE {facts.id} ADD INDEX {_SCAN_INDEX}",)
-            ),
+            *_scan_warnings(facts.id, scan),
             *comment_warnings(facts.comment),
             *_delay_warnings(facts.id, policy, columns),
             *_group_warnings(facts, policy, group_columns, group_index),
@@ -457,6 +453,11 @@ def _by_id_behind(index: Index, indexes: Sequence[Index], count: int) -> bool:
     primary = next((index.columns for index in indexes if index.name == PRIMARY_KEY), ())
     rest = [*index.columns[count:], *primary]
     return bool(rest) and rest[0].name.lower() == "id" and rest[0].whole and not rest[0].descending
+
+
+def _scan_warnings(table: TableId, scan: _ScanIndex | None) -> Iterable[str]:
+    if scan is None:
+        yield f"every scan of it sorts the whole table: ALTER TABLE {table} ADD INDEX {_SCAN_INDEX}"
 
 
 def _advice(facts: TableFacts, columns: Mapping[str, Column]) -> Iterable[str]:
