@@ -198,7 +198,7 @@ clean: ## Remove what was made here (1 s; the cache of servers stays)
 # What `make serve` needs alone. The whole environment takes its place, and has all of it.
 .venv/.serving: locks/serve.txt pyproject.toml hatch_build.py
 	@if [ -e .venv/.locked ]; then $(MAKE) --no-print-directory .venv/.stamp; else \
-		python=$$(scripts/prepare python) && echo "making .venv with $$python, fetching what serving needs (25 MB)" >&2 && \
+		python=$$(scripts/prepare python) && echo "making .venv with $$python, fetching what serving needs (20 MB)" >&2 && \
 		"$$python" -m venv --clear .venv && $(PIP) install --require-hashes --requirement locks/serve.txt && \
 		$(PIP) install --no-deps --no-build-isolation --editable .; fi
 	@touch $@

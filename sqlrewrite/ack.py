@@ -14,7 +14,7 @@ DELAY, REASON and BY are clauses only at the end of the statement, outside quote
 before one number, text or `?`. No expression of SQL ends like that, so a column may have such a
 name.
 
-Most conditions are `id = …` or `id IN (…)`. One pattern (`_keys_pattern`) matches these and yields
+Most conditions are `id = …` or `id IN (…)`. One pattern (`Grammar.keys`) matches these and yields
 the keys: 10,000 of them take less than a millisecond. The keys of a longer list are not read
 (KEYS_MAX).
 
@@ -30,30 +30,28 @@ import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
-from itertools import count, product
+from itertools import count
 from typing import Final, NoReturn
 
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import syntax_error, wrong_argument
 from sqlrewrite.lexicon import (
     BLANK,
-    COMMENT,
     EXECUTED,
-    GAP,
-    LINE_COMMENT,
     UNREADABLE,
     WORD_BYTE,
     WORD_END,
-    block_comment,
     bytes_pattern,
-    escaping_marks,
-    inside,
-    quoted,
-    quoted_alike,
     shadow,
 )
 from sqlrewrite.names import Param, TableName, unquote
+from sqlrewrite.settle_grammar import (
+    GAP_PIECES,
+    STEP_PIECES,
+    STRETCH_PIECES,
+    TAIL_WORDS,
+    grammar,
+)
 from sqlrewrite.values import number
 
 AS_IT_IS: Final = b"/*M!110602 SET STATEMENT innodb_snapshot_isolation = OFF FOR */ "
@@ -79,10 +77,6 @@ Of a longer list no id is read. The engine then looks up what is in flight, whic
 KEYS_BYTES_MAX: Final = 512 * 1024
 """The longest list of ids that is read, in bytes: KEYS_MAX of 50 each, which one pattern matches in
 some ms."""
-STEP_PIECES: Final = 2_048
-"""Pieces of a condition that are scanned at once, in about a millisecond. A piece is a word, a
-string, a comment or a mark."""
-
 CLAIM_DIGITS_NS: Final = 10**9
 """Below it, the digits of a lease are those of its claim: its time within a second, and the slot of its
 proxy. EXTEND keeps them, so a message shows of which claim it is."""
@@ -210,7 +204,7 @@ class SettleStatement:
         if isinstance(self.delay_s, Param) and _seconds(values[self.delay_s.index]) is None:
             given = repr(values[self.delay_s.index])[:40]
             parameter = self.delay_s.index + 1
-            raise wrong_argument(f"{_TAIL_WORDS[self.verb]} takes {_TAKES}, and parameter {parameter} is {given}")
+            raise wrong_argument(f"{TAIL_WORDS[self.verb]} takes {_TAKES}, and parameter {parameter} is {given}")
 
 
 def _seconds(value: object) -> Decimal | None:
@@ -252,24 +246,11 @@ def settle_steps(
 
 # The patterns
 
-GAP_PIECES_MAX: Final = 1_000
-"""Blanks and comments in a row that can stand between two words."""
-NAME_QUOTES_MAX: Final = 128
-"""Quotes that a name can contain: more than it can have characters."""
-INNER_PIECES: Final = 64
-"""Escapes in a string, or asterisks in a comment, that the pattern matches. One with more is read
-in steps."""
-
-_GAP_PIECES = rf"(?>(?:{BLANK}++|{COMMENT}){{0,{GAP_PIECES_MAX}}})"
-_GAP = bytes_pattern(_GAP_PIECES)
+_GAP = bytes_pattern(GAP_PIECES)
 _VERB = bytes_pattern(rf"(ACK|NACK|EXTEND){WORD_END}")
 _FROM = bytes_pattern(rf"FROM{WORD_END}")
 _WHERE = bytes_pattern(rf"WHERE{WORD_END}")
 _DOT = bytes_pattern(r"\.")
-_BARE_NAME = rf"(?!(?:FROM|WHERE){WORD_END}){WORD_BYTE}++"
-
-_TAIL_WORDS: Final[Mapping[Verb, str]] = {Verb.NACK: "DELAY", Verb.EXTEND: "BY"}
-"""The word that precedes a number of seconds behind the condition, by verb."""
 _TAKES = f"seconds from 0 to {DELAY_MAX_S}, with a fraction if wanted"
 _REASON_TAKES = "REASON takes a text in quotes; only DELAY may follow"
 _BY_EXPECTED = f"BY was expected: it takes {_TAKES}"
@@ -277,10 +258,6 @@ _OPERAND_END = bytes_pattern(rf"(?:[)'\"`?]|(?<!{WORD_BYTE})(?:[0-9]++|TRUE|FALS
 """Text that no column can follow."""
 
 _EXECUTED = bytes_pattern(EXECUTED)
-_SHORT_NAMES = tuple(rf"(?>(?:{quoted(mark, escapes=False)}){{1,{NAME_QUOTES_MAX}}})" for mark in ("`", '"'))
-
-STRETCH_PIECES: Final = 512
-"""Pieces other than marks and clauses that the pattern matches at once."""
 NEAR_BYTES: Final = 1024
 """Bytes of the statement that an error can quote at most, in any character set."""
 _NO_CLAUSES = "the condition is all that follows WHERE; there is no ORDER BY and no LIMIT"
@@ -292,100 +269,6 @@ _COMPLAINTS: Final[Mapping[str, str]] = {
 """Why a condition cannot continue, by the piece that stands there."""
 
 _ELEMENT = re.compile(rb"""'([^']*)'|"([^"]*)"|([^\s,]+)""")
-
-
-@dataclass(frozen=True, slots=True)
-class _Grammar:
-    """The patterns that depend on sql_mode."""
-
-    head: re.Pattern[bytes]
-    """All that precedes a condition."""
-    name: re.Pattern[bytes]
-    keys: re.Pattern[bytes]
-    """A whole condition of the common shape, up to the end of the statement."""
-    tail: re.Pattern[bytes]
-    """What follows a condition, up to the end of the statement."""
-    pieces: re.Pattern[bytes]
-    """A stretch of the condition, or one of the named groups: a mark, a word that may begin a
-    clause, an error."""
-    inside: Mapping[bytes, re.Pattern[bytes]]
-    """By quote, the next part of a long text in quotes; empty at its end."""
-
-
-def compile_grammars() -> None:
-    """Compile the patterns of every statement in every mode, 0.1 s in all. Without it, the first statement
-    of a kind does so."""
-    for verb, escapes, marks in product((Verb.ACK, Verb.NACK, Verb.EXTEND), (False, True), (False, True)):
-        _grammar(verb, no_backslash_escapes=escapes, ansi_quotes=marks)
-
-
-@cache
-def _grammar(verb: Verb, *, no_backslash_escapes: bool, ansi_quotes: bool) -> _Grammar:
-    marks = escaping_marks(no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
-    string_marks = "'" if ansi_quotes else "'\""
-    short = "|".join(quoted(mark, escapes=escapes, pieces_max=INNER_PIECES) for mark, escapes in marks.items())
-    comment = block_comment(INNER_PIECES)
-    word = _TAIL_WORDS.get(verb)
-    clauses = "ORDER|LIMIT" if word is None else f"ORDER|LIMIT|{word}"
-    tail = "" if word is None else _seconds_pattern(word, "seconds")
-    if verb is Verb.NACK:
-        clauses += "|REASON"
-        texts = {mark: escapes for mark, escapes in marks.items() if mark in string_marks}
-        reason, reason_first = _reason_pattern(texts, "reason"), _reason_pattern(texts, "reason_first")
-        in_order = rf"(?>(?:{tail})?)(?>(?:{_GAP_PIECES}{reason})?)"
-        turned = rf"{reason_first}{_GAP_PIECES}{_seconds_pattern(word or '', 'seconds_last')}"
-        tail = rf"(?:{turned}|{in_order})"
-    tail = rf"{tail}{_GAP_PIECES}(?>(?:;{_GAP_PIECES})?)\Z"
-    name = "|".join((_BARE_NAME, *_SHORT_NAMES[: 1 + ansi_quotes]))
-    return _Grammar(
-        head=bytes_pattern(
-            rf"{_GAP_PIECES}{verb.name}{WORD_END}{_GAP_PIECES}(?>(?:FROM{WORD_END}{_GAP_PIECES})?)"
-            rf"(?P<first>{name}){_GAP_PIECES}(?>(?:\.{_GAP_PIECES}(?P<second>{name}){_GAP_PIECES})?)"
-            rf"WHERE{WORD_END}{_GAP_PIECES}"
-        ),
-        name=bytes_pattern(name),
-        keys=bytes_pattern(_keys_pattern(ansi_quotes=ansi_quotes) + GAP + tail),
-        tail=bytes_pattern(tail),
-        pieces=bytes_pattern(
-            rf"(?>(?:{BLANK}++|{comment}|{LINE_COMMENT}|{short}"
-            rf"|(?!(?:{clauses}){WORD_END})[0-9A-Z_$.@\x80-\xff]++"
-            rf"|-(?!-[\x00-\x20\x7f-\xff]|-\Z)|/(?!\*)|[^\x00'\"`\#();?/\-0-9A-Z_$.@\x80-\xff])"
-            rf"{{1,{STRETCH_PIECES}}})"
-            rf"|(?P<mark>[();?])|(?P<clause>{clauses})|(?P<bad>/\*|--|[\s\S])"
-        ),
-        inside={
-            mark.encode(): bytes_pattern(inside(mark, escapes=escapes, pieces_max=STEP_PIECES))
-            for mark, escapes in marks.items()
-        },
-    )
-
-
-def _keys_pattern(*, ansi_quotes: bool) -> str:
-    # No backslash and no doubled quote: the text between the quotes is the value itself.
-    single, double = quoted_alike("'"), quoted_alike('"')
-    text = single if ansi_quotes else f"(?:{single}|{double})"
-    literal = rf"(?:-?+[0-9]++|\?|{text})"
-    gap = rf"{BLANK}*+"
-    # The first alternative matches nothing that the second does not; it halves the time of a long
-    # list of numbers.
-    listed = rf"\((?:(?>(?:[0-9]++,{gap})*)[0-9]++|(?>(?:{gap}{literal}{gap},)*){gap}{literal}{gap})\)"
-    return (
-        rf"(?P<condition>(?:`id`|id){gap}(?:=|IN{gap}(?=\()){gap}(?P<list>{listed}|{literal})"
-        # `5AND` is a name.
-        rf"(?>(?:{gap}(?<![0-9])AND{BLANK}++(?:`epoch`|epoch){gap}={gap}(?P<epoch>[0-9]++|\?))?))"
-    )
-
-
-def _seconds_pattern(word: str, group: str) -> str:
-    """The word and its number. What the number is, and whether it is one, is decided later."""
-    number = r"[0-9.](?>(?:[0-9A-Z_$.\x80-\xff]|(?<=[0-9.]E)[+-])*)"
-    return rf"(?<!{WORD_BYTE}){word}{WORD_END}{_GAP_PIECES}(?P<{group}>\?|{number})"
-
-
-def _reason_pattern(marks: Mapping[str, bool], group: str) -> str:
-    """REASON and its text. A doubled quote is an end followed by a start."""
-    texts = "|".join(rf"(?>(?:{quoted(mark, escapes=escapes)})+)" for mark, escapes in marks.items())
-    return rf"(?<!{WORD_BYTE})REASON{WORD_END}{_GAP_PIECES}(?P<{group}>\?|{texts})"
 
 
 class _SettleParser:
@@ -403,7 +286,7 @@ class _SettleParser:
         if verb is None:
             self._fail("ACK was expected")
         self._verb = Verb[verb[1].decode().upper()]
-        self._grammar = _grammar(self._verb, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
+        self._grammar = grammar(self._verb, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
 
     def statement(self) -> Generator[None, None, SettleStatement]:
         table, table_sql = self._head()
@@ -478,7 +361,7 @@ class _SettleParser:
                 pass
         seconds = _seconds(written)
         if seconds is None:
-            self._fail(f"{_TAIL_WORDS[self._verb]} takes {_TAKES}")
+            self._fail(f"{TAIL_WORDS[self._verb]} takes {_TAKES}")
         return seconds
 
     def _skip_name(self) -> None:

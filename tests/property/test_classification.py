@@ -16,11 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlglot import TokenType, tokenize
 
-from sqlrewrite import ack
+from sqlrewrite import ack, settle_grammar
 from sqlrewrite.ack import NOW, acknowledged, parse_settle
 from sqlrewrite.classify import Head, Verb, classify, parse_kill
 from sqlrewrite.errors import SqlError
 from sqlrewrite.lexicon import SqlMode
+from sqlrewrite.settle_grammar import grammar
 from sqlrewrite.stream import parse_stream
 from tests.support.conditions import modes
 
@@ -152,14 +153,15 @@ def test_no_condition_gets_out_of_its_parentheses(
 @contextlib.contextmanager
 def small_steps() -> Iterator[None]:
     """Stretches, strings and comments are read in steps from their third piece on."""
-    ack._grammar.cache_clear()
-    with (
-        mock.patch.object(ack, "INNER_PIECES", 1),
-        mock.patch.object(ack, "STRETCH_PIECES", 2),
-        mock.patch.object(ack, "STEP_PIECES", 2),
-    ):
+    grammar.cache_clear()
+    bounds = {"INNER_PIECES": 1, "STRETCH_PIECES": 2, "STEP_PIECES": 2}
+    with contextlib.ExitStack() as stack:
+        for module in (ack, settle_grammar):
+            for name, pieces in bounds.items():
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, pieces))
         yield
-    ack._grammar.cache_clear()
+    grammar.cache_clear()
 
 
 @given(st.one_of(conditions, texts), st.booleans(), st.booleans(), st.sampled_from(["ACK {}", "NACK {} DELAY ?"]))

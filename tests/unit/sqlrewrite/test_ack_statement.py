@@ -12,7 +12,6 @@ from sqlrewrite.ack import (
     DELAY_MAX_S,
     KEYS_MAX,
     NOW,
-    STEP_PIECES,
     ReasonColumns,
     SettleStatement,
     acknowledged,
@@ -22,6 +21,7 @@ from sqlrewrite.ack import (
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import Param, TableName
+from sqlrewrite.settle_grammar import STEP_PIECES
 
 
 def refusal(sql: bytes, codec: str = "utf-8", **modes: bool) -> SqlError:
