@@ -3,14 +3,14 @@ the read-ahead buffers. `GroupScans` decides for each filter group what the next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from engine.dispatch.effects import ScanGroups
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.scans_under_way import ScansUnderWay, ScanUnderWay
-from engine.model import ANYTHING, Entry, GroupScanResult, Portion
+from engine.model import ANYTHING, Entry, GroupScanResult, Key, Portion
 from engine.queue_table import Policy
 
 BUFFERED = 3
@@ -55,23 +55,25 @@ class GroupScanning:
         return ScanGroups(scan_id, request, portion)
 
     def answered(
-        self, now: Instant, scan_id: int, result: GroupScanResult, is_unwanted: Callable[[Entry], bool]
+        self,
+        now: Instant,
+        scan_id: int,
+        result: GroupScanResult,
+        taken_among: Callable[[Collection[Key]], set[Key]],
+        outdated_among: Callable[[Iterable[Entry], int], set[Key]],
     ) -> None:
-        """A group scan came back. `is_unwanted`: whether a message is taken, or a row shows an older
-        state than its lease."""
+        """A group scan came back. `taken_among`, `outdated_among`: as in `ScanScheduler.scan_answered`."""
         scan = self.running.finish(scan_id)
         scans = scan.group.scans
-        buffer, by_group, most = scans.buffer, scans.by_group, BUFFERED * self._window()
+        buffer, by_group, room = scans.buffer, scans.by_group, BUFFERED * self._window() - len(scans.buffer)
         by_group.answered(result, now)
         if buffer.order is None:
             return
         arrivals = [entry for entry in result.arrivals if by_group.is_wanted(entry, buffer.order)]
-        for entry in (*result.entries, *arrivals):
-            if len(buffer) >= most:
-                break
-            known = buffer.knows(entry) or entry.key in scans.others or entry.key in scan.over
-            if not (known or is_unwanted(entry)):
-                buffer.put(entry, now)
+        shown = [entry for entry in (*result.entries, *arrivals) if not buffer.knows(entry)]
+        unwanted = taken_among([entry.key for entry in shown]) | outdated_among(shown, scan_id) | scan.over
+        found = [entry for entry in shown if entry.key not in unwanted and entry.key not in scans.others]
+        buffer.put_all(found[: max(0, room)], now)
 
     def failed(self, now: Instant, scan_id: int) -> None:
         """A group scan failed."""

@@ -283,13 +283,9 @@ class Leases:
         by_key = self._by_key
         return [by_key[key] for key in keys if key in by_key]
 
-    def is_outdated(self, entry: Entry, scan_id: int) -> bool:
-        """Whether a scan shows a row as it was before our claim of it, and not as it was changed
-        since; or a row that a client here has locked, which looks due all the time."""
-        return bool(self.outdated_among((entry,), scan_id))
-
     def outdated_among(self, entries: Iterable[Entry], scan_id: int) -> set[Key]:
-        """The keys of those of these rows of which `is_outdated` is true."""
+        """The keys of those of these rows that a scan shows as they were before our claim of them, and not as
+        they were changed since; and of those that a client here has locked, which look due all the time."""
         leased = self._by_key.get
         return {
             entry.key

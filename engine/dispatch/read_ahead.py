@@ -19,7 +19,7 @@ wasted key and never a wrong delivery.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -126,11 +126,23 @@ class ReadAhead:
         place of the last due entry that the scan has read, so that entries behind it stay; None: it
         has read all that are due."""
         entries = [entry for entry in result.entries if entry.key not in unwanted]
-        missed, self._missed = self._missed, {}
-        if missed:
-            # Those that are being claimed, too: the claim may miss them again.
-            self._missed = {entry.key: missed[entry.key] for entry in result.entries if entry.key in missed}
-        if missed and (unread is not None or reach is not None):
+        if self._missed:
+            self._keep_misses({entry.key for entry in result.entries}, now, unread, reach)
+        shown = {entry.key for entry in entries}
+        for entries_before in (self._ready, self._later):
+            for entry in self._hidden_in(entries_before.values(), shown, unread, reach):
+                self.drop(entry.key)
+        self.put_all([entry for entry in entries if self._ready.get(entry.key) != entry], now)
+        self.more, self.horizon_ns = result.more, result.horizon_ns
+
+    def _keep_misses(
+        self, shown: set[Key], now: Instant, unread: Callable[[Key], bool] | None, reach: Place | None
+    ) -> None:
+        """Forget the misses of the messages that a scan does not show, as in `replace_with`."""
+        missed = self._missed
+        # Those that are being claimed, too: the claim may miss them again.
+        self._missed = {key: attempt for key, attempt in missed.items() if key in shown}
+        if unread is not None or reach is not None:
             recent_ns = now.mono_ns - RETRY_MAX_NS  # Others may have taken the older ones, and nothing reports that.
             self._missed |= {
                 key: attempt
@@ -139,26 +151,18 @@ class ReadAhead:
                 and (reach is not None or unread is None or unread(key))
             }
         self._retrying &= self._missed.keys()
-        if unread is not None or reach is not None:
-            before = (*self._ready.values(), *self._later.values())
-            kept = [
-                entry
-                for entry in before
-                if (unread is not None and unread(entry.key)) or (reach is not None and place_of(entry) > reach)
-            ]
-            if kept:
-                shown = {entry.key for entry in result.entries}
-                entries += [entry for entry in kept if entry.key not in shown]
-        at_once = [entry for entry in entries if entry.due_ns <= now.server_ns and entry.key not in self._missed]
-        self._ready = {entry.key: entry for entry in at_once}
-        self._order_ready()
-        for later in (self._later, self._scheduled, self._retries):
-            later.clear()
-        if len(at_once) < len(entries):
-            for entry in entries:
-                if entry.key not in self._ready:
-                    self._add(entry, now)
-        self.more, self.horizon_ns = result.more, result.horizon_ns
+
+    @staticmethod
+    def _hidden_in(
+        entries: Iterable[Entry], shown: set[Key], unread: Callable[[Key], bool] | None, reach: Place | None
+    ) -> list[Entry]:
+        """Those of the entries that a scan would have shown, as in `replace_with`, and that it does not show."""
+        hidden = [entry for entry in entries if entry.key not in shown]
+        if unread is not None:
+            hidden = [entry for entry in hidden if not unread(entry.key)]
+        if reach is not None:
+            hidden = [entry for entry in hidden if place_of(entry) <= reach]
+        return hidden
 
     def extend_with(self, result: ScanResult, now: Instant, unwanted: Collection[Key], most: int) -> None:
         """Add a scan's result, without the `unwanted` ones. If `most` messages are there that are not due
@@ -177,6 +181,23 @@ class ReadAhead:
         """Add an entry, or replace that of the same key."""
         self.drop(entry.key)
         self._add(entry, now)
+
+    def put_all(self, entries: Sequence[Entry], now: Instant) -> None:
+        """`put` for each of these entries. Takes the event loop 1 to 2 µs for each."""
+        if 2 * len(entries) <= len(self._ready):
+            for entry in entries:
+                self.put(entry, now)
+            return
+        # They are so many that ordering all of them anew costs less.
+        server_ns, missed = now.server_ns, self._missed
+        at_once = {entry.key: entry for entry in entries if entry.due_ns <= server_ns and entry.key not in missed}
+        if self._later or len(at_once) < len(entries):
+            for entry in entries:
+                self.drop(entry.key)
+                if entry.key not in at_once:
+                    self._add(entry, now)
+        self._ready |= at_once
+        self._order_ready()
 
     def set_order(self, order: AnyOrder | None) -> None:
         """The ready entries are in this order from now on."""

@@ -602,11 +602,16 @@ class ScanScheduler:
             scans.by_group.cut_off(shown[-1].priority, shown, now)
 
     def group_scan_answered(
-        self, now: Instant, scan_id: int, result: GroupScanResult, is_unwanted: Callable[[Entry], bool]
+        self,
+        now: Instant,
+        scan_id: int,
+        result: GroupScanResult,
+        taken_among: Callable[[Collection[Key]], set[Key]],
+        outdated_among: Callable[[Iterable[Entry], int], set[Key]],
     ) -> None:
-        """A group scan came back. `is_unwanted` as in `GroupScanning.answered`."""
+        """A group scan came back. `taken_among`, `outdated_among`: as in `scan_answered`."""
         self._awaiting.stop_awaiting(entry.key for entry in (*result.entries, *result.arrivals))
-        self._group_scans.answered(now, scan_id, result, is_unwanted)
+        self._group_scans.answered(now, scan_id, result, taken_among, outdated_among)
 
     def group_scan_failed(self, now: Instant, scan_id: int) -> None:
         """A group scan failed."""

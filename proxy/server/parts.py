@@ -28,12 +28,13 @@ from sqlrewrite.settle_grammar import compile_grammars
 
 log = logging.getLogger(__name__)
 
-GARBAGE_THRESHOLDS = (5_000, 2)
+GARBAGE_THRESHOLDS = (1_500, 5, 15)
 """Objects created, less those deleted, before a garbage collection; such collections before one that
-also visits what they left. A batch of messages creates some thousands, nearly all without cycles, so
-collections between batches find nothing. While a collection runs, in whichever thread, the event loop
-stands: for 5 to 15 ms with a hundred thousand messages in flight in twenty thousand groups. A full one,
-which is rare, takes 60 ms then."""
+also visits what they left; and those before a full one. A batch of messages creates some thousands,
+nearly all without cycles, so collections between batches find nothing. While a collection runs, in
+whichever thread, the event loop stands: for 10 ms at most with a hundred thousand messages in flight in
+twenty thousand groups. A full one takes 50 ms then. It is rare: it waits until a quarter more objects
+are there than after the last one."""
 
 START_AGAIN_S = 0.25
 """The pause between attempts to connect to a server that is starting: an attempt costs little, and

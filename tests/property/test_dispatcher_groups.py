@@ -219,11 +219,12 @@ class DeepGroupsAreNotReadAgain(GroupScans):
         pass
 
 
-class TheLastTurnIsForgotten(Turns):
-    """Among groups with equally many messages in flight, any is next."""
+class TheLastTurnIsTheNext(Turns):
+    """Among groups with equally many messages in flight, the one that had a turn last is next."""
 
     def rank(self, group: Group | None) -> tuple[int, int]:
-        return super().rank(group)[0], 0
+        load, last = super().rank(group)
+        return load, -last
 
 
 BREAKS = [
@@ -232,7 +233,7 @@ BREAKS = [
     ("engine.dispatch.filter_groups.GroupScans", TheRotationStays),
     ("engine.dispatch.filter_groups.GroupScans", ArrivalsHaveNoMargin),
     ("engine.dispatch.filter_groups.GroupScans", DeepGroupsAreNotReadAgain),
-    ("engine.dispatch.parts.Turns", TheLastTurnIsForgotten),
+    ("engine.dispatch.parts.Turns", TheLastTurnIsTheNext),
 ]
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.read_ahead import MISSED_MIN, RETRY_MAX_NS, RETRY_MIN_NS, ReadAhead
+from engine.dispatch.time_order import TimeOrder
+from engine.dispatch.turns import TurnOrder, Turns
 from engine.model import Entry, ScanResult
 
 
@@ -217,3 +222,19 @@ def test_a_state_that_was_written_after_the_known_one_is_not_known_though_its_ep
         assert buffer.knows(anew, before)
     assert not buffer.knows(anew, (2, 50))
     assert buffer.knows(Entry(1, 2, 0, 50), (2, 50))
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_scan_that_shows_what_is_known_orders_nothing_anew(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ReadAhead(TurnOrder(Turns(GroupsInFlight())) if grouped else None)
+    before = [Entry(key, 0, 0, 0, (str(key).encode(),) if grouped else None) for key in range(900)]
+    made.replace_with(ScanResult(tuple(before), more=True, horizon_ns=None), at(100), ())
+    pushed = list[Entry]()
+    order: type[TurnOrder | TimeOrder] = TurnOrder if grouped else TimeOrder
+    monkeypatch.setattr(order, "push", lambda _, entry: pushed.append(entry))
+    monkeypatch.setattr(order, "rebuild", lambda _, entries: pushed.extend(entries))
+    made.replace_with(
+        ScanResult((*before[:300], entry(999)), more=True, horizon_ns=None), at(100), (), None, (0, 0, 299)
+    )
+    assert keys(pushed) == [999]
+    assert made.ready == 901
