@@ -9,21 +9,23 @@ the queue, the message and the action that the form names, and must be what the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from html import escape
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from aiohttp import hdrs, web
+from multidict import MultiDict, MultiMapping
 
 from engine.model import TableId
 from proxy.server.actions import DELAY_MAX_S, DELAY_S, Statement, statements_of
 from proxy.server.inspection import Inspected, Question
 from proxy.server.markup import field, hidden, link
+from proxy.server.message_list import PAGE, STATES
 from proxy.server.sign_ins import IDLE_S, Outcome, SignedIn, SignInRefusedError, SignIns
 from proxy.transport.addresses import is_loopback
 
 FORM_MAX = 32 * 1024
-"""Bytes of a form: a statement with an id, encoded."""
+"""Bytes of a form: the ids of a page of messages and the statement on them, encoded."""
 FORM_S = 10.0
 """Time for a form to arrive, once its head has."""
 NAME_MAX = 64
@@ -37,8 +39,12 @@ BACK = frozenset({"/", "/queue", "/messages", "/message", "/proxies"})
 
 FOREIGN = "This form comes from another site, or its address is not the one that the browser shows. Nothing was done.\n"
 UNSAFE = "Sign in over TLS (admin_tls) or from this machine: otherwise others could read the password.\n"
+GONE = "This cannot be done any more: the queue or the message has changed, or is gone."
+NONE_CHOSEN = "No message is chosen: tick the boxes of those that you mean."
 SIGNED_OUT = "You are not signed in any more. Nothing was done.\n"
 
+Asked = MultiMapping[str]
+"""The fields of a form or of an address."""
 Inspect = Callable[[Question], Awaitable[Inspected]]
 Show = Callable[[web.Request, str, str], web.Response]
 """Makes a page that does not refresh itself of a title and its content."""
@@ -119,23 +125,24 @@ class Acting:
         self._changed()
         return self._show(request, statement.what, _outcome(form, statement, outcome))
 
-    async def _shown(
-        self, request: web.Request, session: SignedIn, asked: Mapping[str, str], problem: str = ""
-    ) -> web.Response:
+    async def _shown(self, request: web.Request, session: SignedIn, asked: Asked, problem: str = "") -> web.Response:
         statement = await self._statement(asked)
         if statement is None:
-            text = "This cannot be done any more: the queue or the message has changed, or is gone."
+            text = NONE_CHOSEN if _is_of_list(asked) and not _ids(asked) else GONE
             return self._show(request, "Nothing to do", f"<h1>Nothing to do</h1><p>{text}</p>{_way_back(asked)}")
         return self._show(request, statement.what, _confirmation(asked, statement, session, problem))
 
-    async def _statement(self, asked: Mapping[str, str]) -> Statement | None:
+    async def _statement(self, asked: Asked) -> Statement | None:
         """The statement of an action on a queue or a message, as they are now."""
-        inspected = await self._inspect(Question(_table(asked), _id(asked)))
+        ids = _ids(asked)
+        if _is_of_list(asked) and not ids:
+            return None
+        inspected = await self._inspect(Question(_table(asked), ids))
         found = statements_of(inspected.details, _delay_s(asked))
         wanted = asked.get("do", "")
         return next((statement for statement in found if wanted and statement.name == wanted), None)
 
-    async def _own_form(self, request: web.Request) -> tuple[SignedIn, Mapping[str, str]]:
+    async def _own_form(self, request: web.Request) -> tuple[SignedIn, Asked]:
         """The session and the form that it has sent. Raises HTTPForbidden."""
         form, session = await _form(request), self.signed_in(request)
         if session is None or not session.is_own_form(form.get("token", "")):
@@ -147,14 +154,33 @@ def action_links(statements: Sequence[Statement], table: TableId, message: str |
     """Buttons that lead to the first step of each action."""
     place = {"db": table.db, "name": table.name, **({} if message is None else {"id": message})}
     links = "".join(
-        f"<li>{link('/act', {**place, 'do': one.name}, one.what.partition(':')[0] + ' …', kind='button')}</li>"
+        f"<li>{link('/act', {**place, 'do': one.name}, _label(one), kind='button')}</li>"
         for one in statements
         if one.name
     )
     return f"<ul class=actions aria-label=Actions>{links}</ul>" if links else ""
 
 
-async def _form(request: web.Request) -> Mapping[str, str]:
+def choosing(statements: Sequence[Statement], table: TableId, state: str, boxes: str) -> str:
+    """A form around messages in one state with a box each. Its buttons lead to the first step of each action on those
+    that are chosen."""
+    buttons = "".join(
+        f'<li><button name="do" value="{one.name}">{escape(_label(one))}</button></li>'
+        for one in statements
+        if one.name
+    )
+    return (
+        f'<form class=choosing method="get" action="/act">{hidden(db=table.db, name=table.name, state=state)}'
+        "<label class=all><input type=checkbox>All of this page</label>"
+        f'<ul class=actions aria-label="Actions on those that are chosen">{buttons}</ul>{boxes}</form>'
+    )
+
+
+def _label(statement: Statement) -> str:
+    return f"{statement.what.partition(':')[0]} …"
+
+
+async def _form(request: web.Request) -> Asked:
     """A form that a page of this proxy has sent. Raises HTTPForbidden, HTTPRequestTimeout and what aiohttp raises."""
     own = f"{request.scheme}://{request.host}"
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
@@ -167,7 +193,7 @@ async def _form(request: web.Request) -> Mapping[str, str]:
             form = await request.post()
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
-    return {name: value for name, value in form.items() if isinstance(value, str)}
+    return MultiDict((name, value) for name, value in form.items() if isinstance(value, str))
 
 
 def _cookie_name(request: web.Request) -> str:
@@ -185,27 +211,35 @@ def _back(text: str) -> str:
     return urlunsplit(("", "", parts.path, parts.query, "")) if is_own else "/"
 
 
-def _table(asked: Mapping[str, str]) -> TableId:
+def _table(asked: Asked) -> TableId:
     return TableId(asked.get("db", "")[:NAME_MAX], asked.get("name", "")[:NAME_MAX])
 
 
-def _id(asked: Mapping[str, str]) -> str | None:
-    return asked["id"][:ID_MAX] if "id" in asked else None
+def _ids(asked: Asked) -> tuple[str, ...]:
+    """The messages that an action is on; empty: it is on the queue."""
+    return tuple(id_[:ID_MAX] for id_ in asked.getall("id", [])[:PAGE])
 
 
-def _delay_s(asked: Mapping[str, str]) -> int:
+def _is_of_list(asked: Asked) -> bool:
+    """Whether the action is on messages that are chosen of a list; without one chosen, it is not on all."""
+    return asked.get("state", "") in STATES
+
+
+def _delay_s(asked: Asked) -> int:
     digits = asked.get("seconds", "")[:12]
     return min(int(digits), DELAY_MAX_S) if digits.isascii() and digits.isdecimal() else DELAY_S
 
 
-def _place(asked: Mapping[str, str]) -> str:
-    """The page of the queue or message."""
-    table, id_ = _table(asked), _id(asked)
-    query = {"db": table.db, "name": table.name, **({} if id_ is None else {"id": id_})}
-    return f"{'/queue' if id_ is None else '/message'}?{urlencode(query)}"
+def _place(asked: Asked) -> str:
+    """The page that the action stands on: of the queue, of a message, or of messages in one state."""
+    table, ids = _table(asked), _ids(asked)
+    query = {"db": table.db, "name": table.name}
+    if _is_of_list(asked):
+        return f"/messages?{urlencode({**query, 'state': asked['state']})}"
+    return f"/message?{urlencode({**query, 'id': ids[0]})}" if ids else f"/queue?{urlencode(query)}"
 
 
-def _way_back(asked: Mapping[str, str]) -> str:
+def _way_back(asked: Asked) -> str:
     return f'<p><a href="{escape(_place(asked), quote=True)}">Back</a></p>'
 
 
@@ -221,20 +255,21 @@ def _sign_in_form(back: str, user: str = "", problem: str = "") -> str:
     )
 
 
-def _confirmation(asked: Mapping[str, str], statement: Statement, session: SignedIn, problem: str) -> str:
-    table, id_ = _table(asked), _id(asked)
-    place = {"db": table.db, "name": table.name, **({} if id_ is None else {"id": id_}), "do": statement.name}
+def _confirmation(asked: Asked, statement: Statement, session: SignedIn, problem: str) -> str:
+    table, ids = _table(asked), _ids(asked)
+    named = {"db": table.db, "name": table.name, "do": statement.name, "state": asked.get("state", "")}
+    place = hidden(**named) + "".join(hidden(id=id_) for id_ in ids)
     delay, seconds = "", {}
     if statement.takes_delay:
         seconds = {"seconds": str(_delay_s(asked))}
         delay = (
-            f'<form method="get" action="/act">{hidden(**place)}'
+            f'<form method="get" action="/act">{place}'
             f"{field('seconds', 'Seconds from now', seconds['seconds'], 'number')}"
             "<button class=quiet>Change</button></form>"
         )
     warning = f"<p class=late role=alert>{escape(problem)}</p>" if problem else ""
-    subject = str(table) if id_ is None else f"{table}, message {id_}"
-    own = hidden(**place, **seconds, statement=statement.text, token=session.token)
+    subject = f"{table}, message {ids[0]}" if len(ids) == 1 else str(table)
+    own = place + hidden(**seconds, statement=statement.text, token=session.token)
     return (
         f"<h1>{escape(statement.what)}</h1><p>{escape(subject)}</p>{warning}{delay}<pre>{escape(statement.text)};</pre>"
         f'<form method="post" action="/act">{own}<button>Run it as {escape(session.user)}</button>'
@@ -242,7 +277,7 @@ def _confirmation(asked: Mapping[str, str], statement: Statement, session: Signe
     )
 
 
-def _outcome(asked: Mapping[str, str], statement: Statement, outcome: Outcome) -> str:
+def _outcome(asked: Asked, statement: Statement, outcome: Outcome) -> str:
     kind = "late" if outcome.is_error else "done"
     return (
         f"<h1>{escape(statement.what)}</h1><pre>{escape(statement.text)};</pre>"

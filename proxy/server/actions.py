@@ -1,13 +1,15 @@
-"""What can be done to a queue and to a message: statements of ackstream, to copy or to run from the page."""
+"""What can be done to a queue and to messages: statements of ackstream, to copy or to run from the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.model import NS_PER_S
+from engine.model import NS_PER_S, TableId
 from engine.quoting import qualified, quoted
 from proxy.server.inspection import Details, MessageDetails, QueueDetails
+from proxy.server.message_list import MessageList
+from proxy.server.message_rows import ShownMessage
 from proxy.session.queries import sql
 from sqlrewrite.definitions import NOW_NS
 
@@ -30,12 +32,12 @@ class Statement:
 
 
 def statements_of(details: Details | None, delay_s: int = DELAY_S) -> Sequence[Statement]:
-    """The statements on a queue or a message; none on what is not there."""
+    """The statements on a queue or on all of these messages; none on what is not there."""
     match details:
         case QueueDetails():
             return _of_queue(details)
-        case MessageDetails():
-            return _of_message(details, delay_s)
+        case MessageDetails() | MessageList():
+            return _of_messages(details.table, details.messages, details.sources, delay_s)
         case _:
             return ()
 
@@ -64,36 +66,46 @@ def _of_queue(details: QueueDetails) -> Sequence[Statement]:
     )
 
 
-def _of_message(details: MessageDetails, delay_s: int) -> Sequence[Statement]:
-    name, id_ = qualified(details.table), _literal(details)
-    where = f"WHERE id = {id_}"
-    read = Statement("Read it", sql("copied_select", table=name, id=id_))
-    if details.message.time_acked_ns is not None:
+def _of_messages(
+    table: TableId, messages: Sequence[ShownMessage], sources: Sequence[TableId], delay_s: int
+) -> Sequence[Statement]:
+    """Those that are acknowledged are only read."""
+    name = qualified(table)
+    left = [message for message in messages if message.time_acked_ns is None]
+    if not (own := _by_ids(left or messages)):
+        return ()
+    read = Statement("Read", sql("copied_select", table=name, own=own))
+    if not left:
         return (read,)
-    delete = Statement("Delete: it is gone", sql("copied_delete", table=name, id=id_), "delete")
-    done = Statement("Acknowledge: never deliver it again", f"ACK {name} {where}", "ack")
-    if details.sources:
+    delete = Statement("Delete: for ever", sql("copied_delete", table=name, own=own), "delete")
+    done = Statement("Acknowledge: never deliver again", f"ACK {name} WHERE {own}", "ack")
+    if sources:
         redrives = [
             Statement(
-                f"Redrive: bring it back to {source}",
-                f"REDRIVE QUEUE {name} TO {qualified(source)} {where}",
+                f"Redrive: bring back to {source}",
+                f"REDRIVE QUEUE {name} TO {qualified(source)} WHERE {own}",
                 f"redrive{at}",
             )
-            for at, source in enumerate(details.sources)
+            for at, source in enumerate(sources)
         ]
         return (*redrives, done, delete, read)
-    later = sql("copied_update", table=name, id=id_, time_next=f"{NOW_NS} + {delay_s * NS_PER_S}")
+    later = sql("copied_update", table=name, own=own, time_next=f"{NOW_NS} + {delay_s * NS_PER_S}")
     return (
-        Statement("Give back: deliver it at once", f"NACK {name} {where}", "nack"),
-        Statement(f"Reschedule: deliver it in {delay_s} s", later, "reschedule", takes_delay=True),
+        Statement("Give back: deliver at once", f"NACK {name} WHERE {own}", "nack"),
+        Statement(f"Reschedule: deliver in {delay_s} s", later, "reschedule", takes_delay=True),
         done,
         delete,
         read,
     )
 
 
-def _literal(details: MessageDetails) -> str:
+def _by_ids(messages: Sequence[ShownMessage]) -> str:
+    """The condition that it is one of these messages; empty without one."""
+    ids = [_literal(message.id, message.literal) for message in messages if message.literal is not None]
+    return f"id = {ids[0]}" if len(ids) == 1 else f"id IN ({', '.join(ids)})" if ids else ""
+
+
+def _literal(shown: str, literal: str) -> str:
     """The id for people, where that is safe in any sql_mode."""
-    shown, literal = details.message.id, details.id_literal
     plain = shown.isascii() and shown.isprintable() and not set(shown) & {"'", '"', "\\"}
     return f"'{shown}'" if literal.startswith("_utf8mb4") and plain else literal

@@ -159,7 +159,7 @@ class Admin:
                 *self._acting.routes(),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, max_line_size=FORM_MAX)
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
         """Listen, and return the address that is listened on. `reuse_port`: another proxy may
@@ -230,13 +230,14 @@ class Admin:
     async def _messages(self, request: web.Request) -> web.Response:
         name, wanted = _table(request), _wanted(request)
         inspected = await self._sources.inspect(Question(name, listed=wanted))
-        content = partial(message_page.list_content, inspected, name)
+        may_act = self._acting.signed_in(request) is not None
+        content = partial(message_page.list_content, inspected, name, may_act=may_act)
         form = message_page.list_form(inspected, name, wanted)
         return await self._answer(request, f"ackstream: messages of {name}", content, form, inspected)
 
     async def _message(self, request: web.Request) -> web.Response:
         name, number = _table(request), request.query.get("id", "")[:ID_MAX]
-        inspected = await self._sources.inspect(Question(name, number))
+        inspected = await self._sources.inspect(Question(name, (number,)))
         may_act = self._acting.signed_in(request) is not None
         content = partial(message_page.message_content, inspected, name, number, may_act=may_act)
         return await self._answer(

@@ -21,7 +21,7 @@ from engine.service import Engine
 from engine.store.port import StoreError
 from engine.store.roster import Introduction
 from proxy.server.markup import duration
-from proxy.server.message_list import MessageList, MessageQuery, list_messages
+from proxy.server.message_list import MessageList, MessageQuery, list_messages, sources_of
 from proxy.server.message_rows import (
     TEXT_MAX,
     VALUE_MAX,
@@ -58,11 +58,11 @@ EVENT_QUEUES_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a page is to show: a queue, or of it the message with this id, or a list of its messages; or the
+    """What a page is to show: a queue, or of it the messages with these ids, or a list of its messages; or the
     `proxies` of the server."""
 
     table: TableId
-    message: str | None = None
+    ids: tuple[str, ...] = ()
     listed: MessageQuery | None = None
     proxies: bool = False
 
@@ -131,17 +131,17 @@ class QueueDetails:
 
 @dataclass(frozen=True, slots=True)
 class MessageDetails:
-    """A message by its id, with `id_literal` for SQL."""
+    """Messages by their ids, one at least."""
 
     table: TableId
     now_ns: int
-    id_literal: str
-    message: ShownMessage
+    messages: tuple[ShownMessage, ...]
     state: str
+    """Of the first one."""
     sources: tuple[TableId, ...]
-    """Of a dead letter: the queues that it may have come from."""
+    """Of dead letters: the queues that they may have come from."""
     payload: tuple[tuple[str, str | None], ...] | None
-    """The columns of the application; None: they are not shown."""
+    """The columns of the application in the first one; None: they are not shown."""
 
 
 Details = QueueDetails | MessageDetails | MessageList
@@ -204,7 +204,7 @@ class Inspector:
         logging.getLogger().removeHandler(self._events)
 
     async def inspect(self, question: Question) -> Inspected:
-        """The answer to a question. All pages of SHARED_S share one reading, except of a single message."""
+        """The answer to a question. All pages of SHARED_S share one reading, except of messages by their ids."""
         now_s = asyncio.get_running_loop().time()
         until_s, task = self._readings.get(question, (0.0, None))
         if task is None or (task.done() and now_s >= until_s):
@@ -213,7 +213,7 @@ class Inspector:
             if len(self._readings) >= READINGS_MAX:
                 return Inspected(None, BUSY)
             task = asyncio.get_running_loop().create_task(self._answer(question), name="page")
-            self._readings[question] = now_s + (SHARED_S if question.message is None else 0.0), task
+            self._readings[question] = now_s + (0.0 if question.ids else SHARED_S), task
         return await asyncio.shield(task)
 
     def forget(self) -> None:
@@ -234,8 +234,8 @@ class Inspector:
                 return Inspected(None, str(error), events)
 
     async def _details(self, queue: QueueTable, question: Question) -> Details | None:
-        if question.message is not None:
-            return await self._message(queue, question.message)
+        if question.ids:
+            return await self._messages(queue, question.ids)
         if question.listed is not None:
             searched = queue if self._show_payload else replace(queue, indexed=())
             return await list_messages(EngineCounting(self._engine), searched, question.listed)
@@ -291,7 +291,7 @@ class Inspector:
             columns=queue.default_columns,
             group_columns=tuple(column.name for column in queue.group_columns[: queue.policy.turn_values]),
             dead_letter=queue.dead_letter,
-            sources=_sources(queue),
+            sources=sources_of(queue),
             problems=(*queue.warnings, *queue.advice, *measures.problems.texts(time.monotonic_ns())),
         )
         if queue.scan_index is None:
@@ -338,30 +338,27 @@ class Inspector:
             Count(int(count or 0), tuple(map(decoded, values))) for count, *values in (await self._engine.read(text))[0]
         )
 
-    async def _message(self, queue: QueueTable, number: str) -> MessageDetails | None:
-        if (literal := id_literal(queue, number)) is None:
+    async def _messages(self, queue: QueueTable, ids: Sequence[str]) -> MessageDetails | None:
+        literals = [literal for id_ in ids if (literal := id_literal(queue, id_)) is not None]
+        if not literals:
             return None
         own = {"priority", "epoch", "time_next", "time_acked"}
         columns = [name for name in queue.default_columns if name not in own] if self._show_payload else []
         text = sql(
-            "shown_message",
+            "shown_messages",
             columns=columns_of(queue) + "".join(f", {as_text(quoted(name), VALUE_MAX)}" for name in columns),
             table=qualified(queue.id),
             id_index=quoted(queue.id_index),
-            id=literal,
+            ids=", ".join(literals),
         )
         rows, now_ns = await self._engine.read(text)
         if not rows:
             return None
         own_columns = len(rows[0]) - len(columns)
-        message, payload = message_of(queue, rows[0][:own_columns]), rows[0][own_columns:]
-        shown = tuple(zip(columns, map(decoded, payload), strict=True)) if self._show_payload else None
-        return MessageDetails(queue.id, now_ns, literal, message, message.state(queue, now_ns), _sources(queue), shown)
-
-
-def _sources(queue: QueueTable) -> tuple[TableId, ...]:
-    """The queues whose dead messages come here."""
-    return tuple(TableId(db or queue.id.db, name) for db, name in queue.policy.dead_letter_of)
+        messages = tuple(message_of(queue, row[:own_columns]) for row in rows)
+        payload = map(decoded, rows[0][own_columns:])
+        shown = tuple(zip(columns, payload, strict=True)) if self._show_payload else None
+        return MessageDetails(queue.id, now_ns, messages, messages[0].state(queue, now_ns), sources_of(queue), shown)
 
 
 def settings_of_queue(queue: QueueTable) -> tuple[tuple[str, str], ...]:

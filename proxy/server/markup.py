@@ -105,6 +105,12 @@ def choice(name: str, label: str, values: Iterable[str], chosen: str) -> str:
     return f'<label>{escape(label)} <select name="{name}">{options}</select></label>'
 
 
+def box(name: str, value: str) -> str:
+    """A box to choose one of several."""
+    text = escape(value, quote=True)
+    return f'<input type=checkbox name="{name}" value="{text}" aria-label="Choose {text}">'
+
+
 def hidden(**values: str) -> str:
     """Fields of a form that nobody sees."""
     return "".join(

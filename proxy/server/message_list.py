@@ -97,7 +97,8 @@ class MessageList:
     columns: tuple[str, ...]
     """Columns of the application by which messages can be searched."""
     dead_letter: TableId | None
-    takes_dead_letters: bool
+    sources: tuple[TableId, ...]
+    """The queues whose dead messages come here."""
     problem: str = ""
 
 
@@ -138,6 +139,11 @@ async def _found_by(
     return _listed(queue, now_ns, wanted, found[:PAGE], len(read), behind)
 
 
+def sources_of(queue: QueueTable) -> tuple[TableId, ...]:
+    """The queues whose dead messages come here."""
+    return tuple(TableId(db or queue.id.db, name) for db, name in queue.policy.dead_letter_of)
+
+
 def _is_wanted(queue: QueueTable, wanted: MessageQuery, message: ShownMessage, now_ns: int) -> bool:
     in_state = wanted.state == "dead" or message.state(queue, now_ns) == wanted.state
     has_reason = wanted.reason.casefold() in (message.reason or "").casefold()
@@ -154,9 +160,8 @@ def _listed(
     problem: str = "",
 ) -> MessageList:
     columns = () if queue.group_index is None else tuple(column.name for column in queue.group_columns)
-    is_dead = bool(queue.policy.dead_letter_of)
     indexed = tuple(column.name for column in queue.indexed)
-    place = queue.reason is not None, columns, indexed, queue.dead_letter, is_dead
+    place = queue.reason is not None, columns, indexed, queue.dead_letter, sources_of(queue)
     return MessageList(queue.id, now_ns, wanted, tuple(messages), read, behind, *place, problem)
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from html import escape
 
 from engine.model import NS_PER_S, TableId
-from proxy.server.acting import action_links
+from proxy.server.acting import action_links, choosing
 from proxy.server.actions import statements_of
 from proxy.server.inspection import Inspected, MessageDetails
-from proxy.server.markup import choice, duration, facts, field, hidden, link, number, or_dash, sql_list, table
+from proxy.server.markup import box, choice, duration, facts, field, hidden, link, number, or_dash, sql_list, table
 from proxy.server.message_list import STATES, MessageList, MessageQuery
 
 NONE = {
@@ -49,15 +49,15 @@ def list_form(found: Inspected, name: TableId, wanted: MessageQuery) -> str:
     )
 
 
-def list_content(inspected: Inspected, name: TableId) -> str:
-    """The page of messages."""
+def list_content(inspected: Inspected, name: TableId, *, may_act: bool) -> str:
+    """The page of messages. `may_act`: somebody has signed in."""
     head = f"<h1>Messages of {queue_link(name)}</h1>"
     listed = inspected.details
     if not isinstance(listed, MessageList):
         reason = inspected.problem or "There is no such queue, or its account may not see it."
         return f"{head}<p class=late>{escape(reason)}</p>"
     problem = f"<p class=late>{escape(listed.problem)}</p>" if listed.problem else ""
-    return "\n".join([head, _states(listed), problem, _rows(listed), _pages(listed)])
+    return "\n".join([head, _states(listed), problem, _rows(listed, may_act=may_act), _pages(listed)])
 
 
 def message_content(inspected: Inspected, name: TableId, number_shown: str, *, may_act: bool) -> str:
@@ -67,9 +67,9 @@ def message_content(inspected: Inspected, name: TableId, number_shown: str, *, m
     if not isinstance(details, MessageDetails):
         reason = inspected.problem or "The queue has no message with this id: it was purged, deleted or moved."
         return f"{head}<p class=late>{escape(reason)}</p>"
-    message, now_ns = details.message, details.now_ns
+    (message, *_), now_ns = details.messages, details.now_ns
     pairs = [
-        ("State", "dead" if details.sources and details.message.time_acked_ns is None else details.state),
+        ("State", "dead" if details.sources and message.time_acked_ns is None else details.state),
         ("Deliveries", number(message.epoch)),
         ("Priority", number(message.priority)),
         ("Due", when(message.time_next_ns, now_ns)),
@@ -116,19 +116,21 @@ def _states(listed: MessageList) -> str:
     wanted, links = listed.wanted, list[str]()
     for state in STATES:
         same = replace(wanted, state=state, after=None)
-        if state != "dead" or listed.takes_dead_letters:
+        if state != "dead" or listed.sources:
             links.append(messages_link(listed.table, same, state.capitalize(), current=state == wanted.state))
         elif listed.dead_letter is not None:
             links.append(messages_link(listed.dead_letter, MessageQuery("dead"), "Dead"))
     return f'<nav aria-label="States">{" ".join(links)}</nav>'
 
 
-def _rows(listed: MessageList) -> str:
+def _rows(listed: MessageList, *, may_act: bool) -> str:
+    """The messages, with a box each if somebody `may_act` on those that are chosen."""
     group_heads = listed.group_columns
     heads = ["Id", "Priority", "Deliveries", "Due", *group_heads, *(["Reason"] if listed.has_reason else [])]
     rows = [
         [
-            link("/message", {"db": listed.table.db, "name": listed.table.name, "id": message.id}, message.id),
+            (box("id", message.id) if may_act and message.literal is not None else "")
+            + link("/message", {"db": listed.table.db, "name": listed.table.name, "id": message.id}, message.id),
             number(message.priority),
             number(message.epoch),
             when(message.time_next_ns, listed.now_ns),
@@ -141,7 +143,9 @@ def _rows(listed: MessageList) -> str:
     title = (
         listed.wanted.state.capitalize() if listed.wanted.after is None else f"{listed.wanted.state.capitalize()}, on"
     )
-    return table("messages", title, heads, rows, none, numbers=("Priority", "Deliveries"))
+    shown = table("messages", title, heads, rows, none, numbers=("Priority", "Deliveries"))
+    statements = statements_of(listed) if may_act else ()
+    return choosing(statements, listed.table, listed.wanted.state, shown) if statements else shown
 
 
 def _pages(listed: MessageList) -> str:

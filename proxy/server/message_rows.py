@@ -41,6 +41,8 @@ class ShownMessage:
     reason: str | None = None
     reason_at: str | None = None
     group: tuple[str | None, ...] = ()
+    literal: str | None = None
+    """The id in a statement; None: it has no text that denotes it exactly."""
 
     def state(self, queue: QueueTable, now_ns: int) -> str:
         """Its state, as it is counted. Without a lease column, a message that was given back with a delay counts as
@@ -76,8 +78,9 @@ def columns_of(queue: QueueTable) -> str:
 def message_of(queue: QueueTable, row: Row) -> ShownMessage:
     """The message in a row of `columns_of`."""
     shown, key, epoch, priority, time_next, time_acked, lease, reason, reason_at, *group = row
+    id_ = (shown or "").lower() if queue.id_kind is IdKind.BINARY else decoded(shown) or ""
     return ShownMessage(
-        (shown or "").lower() if queue.id_kind is IdKind.BINARY else decoded(shown) or "",
+        id_,
         (key or "").lower(),
         int(epoch or 0),
         int(priority or 0),
@@ -87,6 +90,7 @@ def message_of(queue: QueueTable, row: Row) -> ShownMessage:
         decoded(reason),
         decoded(reason_at),
         tuple(map(decoded, group)),
+        id_literal(queue, id_),
     )
 
 

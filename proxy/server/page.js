@@ -1,5 +1,5 @@
 "use strict";
-// Replaces the content every few seconds, also after the proxy was restarted, and copies SQL.
+// Replaces the content every few seconds, also after the proxy was restarted, copies SQL, and chooses all messages.
 (() => {
   const EVERY_MS = 5000;
   const content = document.getElementById("content");
@@ -34,6 +34,7 @@
     shown = text;
     const selection = getSelection();
     if (!selection.isCollapsed && content.contains(selection.anchorNode)) return; // Somebody is selecting text.
+    if (content.querySelector("input:checked")) return; // Somebody is choosing messages.
     const focused = content.contains(document.activeElement) ? markOf(document.activeElement) : null;
     const place = focused ? marked(focused).indexOf(document.activeElement) - marked(focused).length : 0;
     const scrolled = places().map((region) => region.scrollLeft);
@@ -54,6 +55,10 @@
     }
     button.textContent = state.textContent.split(":")[0];
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  content.addEventListener("change", (event) => {
+    if (!event.target.closest(".all")) return;
+    content.querySelectorAll("input[name=id]").forEach((box) => { box.checked = event.target.checked; });
   });
   search?.addEventListener("input", update);
   if (content.hasAttribute("data-live")) setInterval(() => { if (!document.hidden) update(); }, EVERY_MS);

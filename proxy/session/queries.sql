@@ -473,18 +473,18 @@ SELECT COUNT(*) AS messages, $values
 FROM (SELECT $columns FROM $index WHERE time_acked IS NULL LIMIT $read) AS first_ones
 WHERE $condition GROUP BY $columns ORDER BY messages DESC LIMIT $limit
 
--- name: shown_message
--- One message by its id, for the same page. On the engine's connection.
-SELECT $columns FROM $table FORCE INDEX ($id_index) WHERE id = $id LIMIT 1
+-- name: shown_messages
+-- Messages by their ids, for the same page. On the engine's connection.
+SELECT $columns FROM $table FORCE INDEX ($id_index) WHERE id IN ($ids)
 
 -- name: copied_update
 -- To copy from the page, or to run there. The other statements that are shown there are ackstream's own.
-UPDATE $table SET time_next = $time_next WHERE id = $id AND time_acked IS NULL
+UPDATE $table SET time_next = $time_next WHERE $own AND time_acked IS NULL
 
 -- name: copied_select
 -- To copy from the page.
-SELECT * FROM $table WHERE id = $id
+SELECT * FROM $table WHERE $own
 
 -- name: copied_delete
 -- To copy from the page, or to run there.
-DELETE FROM $table WHERE id = $id AND time_acked IS NULL
+DELETE FROM $table WHERE $own AND time_acked IS NULL

@@ -246,6 +246,14 @@ def test_who_signs_in_acts_in_two_steps_and_sees_what_the_server_answers(
             assert answer in await tab.evaluate("document.querySelector('main p[role=status]').textContent")
             await inoffensive(tab)
             await tab.follow("document.querySelector('main p > a').click()")
+        await tab.follow("location = '/messages?db=shop&name=orders&state=ready'")
+        await inoffensive(tab)
+        await tab.evaluate("document.querySelector('.all input').click()")
+        await tab.follow("document.querySelector('.choosing [value=nack]').click()")
+        assert "WHERE id IN (" in await tab.evaluate("document.querySelector('main pre').textContent")
+        await tab.follow(SUBMIT)
+        await tab.follow("document.querySelector('main p > a').click()")
+        assert await tab.evaluate("location.pathname + location.search") == "/messages?db=shop&name=orders&state=ready"
 
     browse(filled, tmp_path, visit, "message?db=shop&name=orders&id=2")
 

@@ -8,7 +8,7 @@ import html
 import http.client
 import re
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CoroutineType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -29,6 +29,10 @@ pytestmark = pytest.mark.either_server
 ACCOUNT, PASSWORD = "clerk", "Lovage-1742"
 
 
+Form = dict[str, list[str]]
+"""The values of each field."""
+
+
 class Visitor:
     """A browser's requests, with its cookies."""
 
@@ -36,7 +40,9 @@ class Visitor:
         self.port, self.cookies = proxy.admin_port, dict[str, str]()
         self.set_cookie = ""
 
-    def ask(self, method: str, path: str, form: dict[str, str] | None = None, **headers: str) -> tuple[int, str]:
+    def ask(
+        self, method: str, path: str, form: Mapping[str, str | list[str]] | None = None, **headers: str
+    ) -> tuple[int, str]:
         """Status and text. Headers that are empty are left out."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         sent = {"Cookie": "; ".join(f"{name}={value}" for name, value in self.cookies.items())}
@@ -46,7 +52,7 @@ class Visitor:
                 "Content-Type": "application/x-www-form-urlencoded",
             }
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        body = None if form is None else urllib.parse.urlencode(form)
+        body = None if form is None else urllib.parse.urlencode(form, doseq=True)
         connection.request(method, path, body, {name: value for name, value in sent.items() if value})
         answer = connection.getresponse()
         text = answer.read().decode()
@@ -63,14 +69,18 @@ class Visitor:
         token = re.findall(r'name="token" value="([^"]+)"', self.ask("GET", "/")[1])
         return self.ask("POST", "/sign-out", {"token": "".join(token)})[0]
 
-    def first_step(self, **asked: str) -> dict[str, str]:
+    def first_step(self, **asked: str | list[str]) -> Form:
         """The form of the page that shows a statement."""
-        status, text = self.ask("GET", f"/act?{urllib.parse.urlencode(asked)}")
+        status, text = self.ask("GET", f"/act?{urllib.parse.urlencode(asked, doseq=True)}")
         assert status == 200
-        form = text[text.rindex('<form method="post" action="/act"') :] if 'action="/act"' in text else ""
-        return {name: html.unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
+        form: Form = {}
+        if 'action="/act"' in text:
+            shown = text[text.rindex('<form method="post" action="/act"') :]
+            for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', shown):
+                form.setdefault(name, []).append(html.unescape(value))
+        return form
 
-    def act(self, **asked: str) -> str:
+    def act(self, **asked: str | list[str]) -> str:
         """Take both steps. Returns what the server has answered."""
         form = self.first_step(**asked)
         assert form, asked
@@ -127,7 +137,7 @@ def test_who_has_signed_in_does_by_buttons_what_the_statements_do(visitor: Visit
 
     paused = f"SHOW FULL QUEUES FROM {database} LIKE 'm'"
     form = visitor.first_step(**place, do="pause")
-    assert form["statement"] == f"PAUSE QUEUE `{database}`.`m`"
+    assert form["statement"] == [f"PAUSE QUEUE `{database}`.`m`"]
     assert "paused" not in str(rows(client, paused))  # The first step runs nothing.
     assert visitor.act(**place, do="pause") == "0 rows affected."
     assert "paused" in str(rows(client, f"SHOW CREATE TABLE {database}.m"))
@@ -147,15 +157,43 @@ def test_who_has_signed_in_does_by_buttons_what_the_statements_do(visitor: Visit
     assert rows(client, "SELECT id FROM m") == [(2,)]
 
 
-def test_dead_letters_are_brought_back_one_or_all(visitor: Visitor, database: str, client: Any) -> None:
+def test_dead_letters_are_brought_back_one_some_or_all(visitor: Visitor, database: str, client: Any) -> None:
     dead = {"db": database, "name": "m_dead"}
-    run(client, "INSERT INTO m_dead (id, epoch, payload) VALUES (11, 3, 'x'), (12, 3, 'y'), (13, 3, 'z')")
+    run(client, f"INSERT INTO m_dead (id, epoch) VALUES {', '.join(f'({id_}, 3)' for id_ in range(11, 17))}")
     visitor.sign_in()
     eventually(lambda: visitor.first_step(**dead, id="11", do="redrive0") != {}, timeout_s=30)
     assert visitor.first_step(**dead, id="11", do="nack") == {}
     assert visitor.act(**dead, id="11", do="redrive0") == "1 row affected."
-    assert visitor.act(db=database, name="m", do="redrive") == "2 rows affected."
-    assert [row[0] for row in rows(client, "SELECT id FROM m ORDER BY id")] == [1, 2, 3, 11, 12, 13]
+    assert visitor.first_step(**dead, state="dead", do="redrive0") == {}  # None is chosen, and not all.
+    form = visitor.first_step(**dead, id=["12", "14", "99"], state="dead", do="redrive0")
+    assert form["statement"] == [f"REDRIVE QUEUE `{database}`.`m_dead` TO `{database}`.`m` WHERE id IN (12, 14)"]
+    _, text = visitor.ask("POST", "/act", form)
+    assert "2 rows affected." in text
+    assert f"/messages?db={database}&amp;name=m_dead&amp;state=dead" in text
+    assert visitor.act(db=database, name="m", do="redrive") == "3 rows affected."
+    assert [row[0] for row in rows(client, "SELECT id FROM m ORDER BY id")] == [1, 2, 3, *range(11, 17)]
+
+
+def test_the_messages_of_a_list_are_chosen_by_who_has_signed_in_alone(
+    visitor: Visitor, database: str, client: Any
+) -> None:
+    place = urllib.parse.urlencode({"db": database, "name": "m", "state": "ready"})
+    assert "checkbox" not in visitor.ask("GET", f"/messages?{place}")[1]
+    visitor.sign_in()
+    _, text = visitor.ask("GET", f"/messages?{place}")
+    assert re.findall(r'type=checkbox name="id" value="(\d+)"', text) == ["1", "2", "3"]
+    buttons = re.findall(r'<button[^>]* name="do" value="(\w+)"', text)
+    assert buttons == ["nack", "reschedule", "ack", "delete"]
+    chosen: dict[str, Any] = {"db": database, "name": "m", "state": "ready", "id": ["1", "3"]}
+    for do, statement in (
+        ("nack", "NACK {} WHERE id IN (1, 3)"),
+        ("ack", "ACK {} WHERE id IN (1, 3)"),
+        ("delete", "DELETE FROM {} WHERE id IN (1, 3) AND time_acked IS NULL"),
+    ):
+        assert visitor.first_step(**chosen, do=do)["statement"] == [statement.format(f"`{database}`.`m`")]
+    assert visitor.act(**chosen, do="reschedule", seconds="60") == "2 rows affected."
+    assert visitor.act(**chosen, do="delete") == "2 rows affected."
+    assert rows(client, "SELECT id FROM m") == [(2,)]
 
 
 def test_an_account_without_a_right_sees_the_servers_error(
@@ -200,12 +238,12 @@ def test_a_form_is_taken_from_our_pages_alone(
     for headers in other_sites:
         assert visitor.ask("POST", "/act", form, **headers)[0] == 403
         assert visitor.ask("POST", "/sign-out", form, **headers)[0] == 403
-    for changed in ({"token": ""}, {"token": "x" * 43}, {"token": "ä"}):
+    for changed in ({"token": [""]}, {"token": ["x" * 43]}, {"token": ["ä"]}):
         assert visitor.ask("POST", "/act", form | changed)[0] == 403
     assert Visitor(proxy).ask("POST", "/act", form)[0] == 403
-    _, text = visitor.ask("POST", "/act", form | {"statement": "DROP TABLE m"})
+    _, text = visitor.ask("POST", "/act", form | {"statement": ["DROP TABLE m"]})
     assert "It is not what was shown" in text
-    assert visitor.ask("POST", "/act", form | {"id": "1" * 40_000})[0] == 413
+    assert visitor.ask("POST", "/act", form | {"id": ["1" * 40_000]})[0] == 413
     assert "paused" not in str(rows(client, f"SHOW CREATE TABLE {database}.m"))
 
 

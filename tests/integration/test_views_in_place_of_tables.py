@@ -46,7 +46,7 @@ BEHIND = {
 ON_TABLES = sorted(name for name, text in engine_templates().items() if words_of(text.template) & NAMES)
 OF_THE_PROXY = sorted(
     {"next_priority", "count_entries", "count_delivered", "earliest", "newest_id", "count_range", "count_table"}
-    | {"estimates", "listed_messages", "shown_groups", "shown_message", "trace_contexts"}
+    | {"estimates", "listed_messages", "shown_groups", "shown_messages", "trace_contexts"}
     | {"batches_named", "count_of_batch", "groups_behind", "semaphores", "semaphores_held", "semaphores_waiting"}
 )
 """Those of the proxy that the engine's account runs."""
