@@ -146,8 +146,7 @@ class Deliveries:
         parts = self._parts
         expired = parts.leases.expired(now.server_ns, parts.limits.ends_max)
         parts.more |= len(expired) == parts.limits.ends_max
-        for lease in expired:
-            parts.measures.expired += lease.is_sent
+        parts.measures.waits_over(expired, now)
         self.end_leases(expired)
         for lease in expired:
             parts.dead_letters.add_if_dead(lease.expired_entry, now)

@@ -77,7 +77,7 @@ class FilterGroups:
     """All streams of a table and their groups: the group without a condition, and a limited number of
     others. Groups without streams are kept until their place is needed."""
 
-    def __init__(self, limits: Limits, batch_size: int, turns: Turns | None = None) -> None:
+    def __init__(self, limits: Limits, batch_size: int, now: Instant, turns: Turns | None = None) -> None:
         self.turns = turns
         """What decides between message groups; None: the queue has none."""
         self._most = limits.filter_groups_max
@@ -88,8 +88,8 @@ class FilterGroups:
         self._subscribers: dict[int, Subscriber] = {}
         self._streams_of: dict[int, set[int]] = {}
         """The ids of the subscribers of each holder."""
-        self.stream_ended_ns: int | None = None
-        """When the last stream ended (monotonic); None: none has."""
+        self.stream_ended_ns = now.mono_ns
+        """When the last stream ended (monotonic); before one has, when the queue was found."""
         self.main = self._group(ANYTHING)
         """The group of the streams without a condition."""
 

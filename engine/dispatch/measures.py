@@ -87,6 +87,17 @@ class Measures:
         if self.on_sent is not None:
             self.on_sent(leases, now)
 
+    def waits_over(self, leases: Sequence[Lease], now: Instant) -> None:
+        """The waits of these leases are over."""
+        sent = [lease for lease in leases if lease.is_sent]
+        self.expired += len(sent)
+        if sent:
+            text = (
+                f"message {sent[0].key!s} was not acknowledged within its wait, in delivery {sent[0].epoch}: its worker"
+                " hangs, or the work takes longer, which EXTEND or a longer ACK_WAIT allows"
+            )
+            self.problems.note(Kind.EXPIRED, text, now.mono_ns)
+
     def settled(self, leases: Sequence[Lease], now: Instant) -> None:
         """The messages of these leases were acknowledged or deleted."""
         for sent_ns, times in Counter([lease.sent_ns for lease in leases if lease.is_sent]).items():

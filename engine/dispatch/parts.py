@@ -85,7 +85,7 @@ class Parts:
         places = GroupPlaces(policy, in_flight, leases)
         in_flight.set_turn_values(policy.turn_values)
         turns = Turns(in_flight, places, policy.turn_values) if policy.grouping else None
-        groups = FilterGroups(limits, policy.batch_size, turns)
+        groups = FilterGroups(limits, policy.batch_size, now, turns)
         measures = measures or Measures()
         refusals = Refusals(limits, partial(measures.problems.note, Kind.CLAIM))
         return cls(

@@ -12,7 +12,8 @@ KEPT_NS = 180 * NS_PER_S
 """A problem that was not reported again for so long is over: whatever has failed is tried every minute at least."""
 
 LOGGED_NS = 60 * NS_PER_S
-"""Between two log lines about one kind of problem: its text may change with each attempt."""
+"""Between two log lines about one kind of problem: its text may change with each attempt. One whose text stays is
+logged once, as long as it lasts."""
 
 
 class Kind(enum.Enum):
@@ -21,7 +22,7 @@ class Kind(enum.Enum):
     @property
     def of_rows(self) -> bool:
         """Whether the text is about rows of the queue alone. Others name tables that not everybody may see."""
-        return self in {Kind.CLAIM, Kind.RELEASE, Kind.PURGE, Kind.REPEATED}
+        return self not in {Kind.DEAD_LETTER, Kind.BATCH, Kind.SEMAPHORE}
 
     CLAIM = "claim.refused"
     RELEASE = "release.refused"
@@ -30,6 +31,8 @@ class Kind(enum.Enum):
     SEMAPHORE = "semaphore.failed"
     PURGE = "purge.refused"
     REPEATED = "message.repeated"
+    EXPIRED = "message.expired"
+    OVERDUE = "message.overdue"
 
 
 @dataclass(slots=True)
@@ -38,6 +41,11 @@ class _Problem:
     """Empty: there is none now."""
     noted_ns: int = 0
     logged_ns: int | None = None
+    logged: str = ""
+
+    def is_present(self, now_ns: int) -> bool:
+        """Whether it was noted recently."""
+        return bool(self.text) and now_ns < self.noted_ns + KEPT_NS
 
 
 class Problems:
@@ -51,14 +59,15 @@ class Problems:
     def note(self, kind: Kind, text: str | None, now_ns: int) -> None:
         """This is the problem of this kind at this monotonic time; None: there is none."""
         found = self._found.setdefault(kind, _Problem())
+        goes_on = found.is_present(now_ns) and text == found.logged
         found.text, found.noted_ns = text or "", now_ns
-        if text and (found.logged_ns is None or now_ns >= found.logged_ns + LOGGED_NS):
-            found.logged_ns = now_ns
+        if text and not goes_on and (found.logged_ns is None or now_ns >= found.logged_ns + LOGGED_NS):
+            found.logged_ns, found.logged = now_ns, text
             self.on_report(kind, text)
 
     def present(self, now_ns: int) -> Mapping[Kind, str]:
         """Those that were noted recently."""
-        return {kind: one.text for kind, one in self._found.items() if one.text and now_ns < one.noted_ns + KEPT_NS}
+        return {kind: one.text for kind, one in self._found.items() if one.is_present(now_ns)}
 
     def texts(self, now_ns: int, *, of_rows: bool = False) -> list[str]:
         """The texts of those that were noted recently; `of_rows`: of such kinds alone."""

@@ -8,7 +8,7 @@ admin port nobody reads runs no statement for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from engine.model import NS_PER_S, TableId
 from engine.queue_table import QueueTable
 from engine.service import Engine
 from engine.store.port import StoreError
+from proxy.server.holding import CONSUMER_S
 from proxy.statements.depth import Counting, Depth, measure
 
 INTERVAL_S = 10.0
@@ -41,11 +42,22 @@ class CountedQueue:
     grow."""
     counted_s: float
     """When it was counted, on the event loop's clock."""
+    consumed_s: float | None = None
+    """When a count last showed that it is consumed, at any proxy: a message in flight, or more acknowledged ones than
+    before."""
+
+    def is_read(self, now_s: float) -> bool:
+        """Whether a recent count showed that it is consumed."""
+        return self.consumed_s is not None and now_s < self.consumed_s + CONSUMER_S
 
     def oldest_ready_s(self, now_s: float) -> float:
         """The age of the oldest message that was due; 0 without one."""
         oldest_s = self.depth.oldest_ready_s
         return 0.0 if oldest_s is None else oldest_s + now_s - self.counted_s
+
+
+Counts = Callable[[], Mapping[TableId, CountedQueue]]
+"""The last counts in the database."""
 
 
 class Depths:
@@ -101,9 +113,15 @@ class Depths:
             if error.unreachable:
                 await asyncio.sleep(RETRY_S)
             return
-        self._counts[queue.id] = CountedQueue(
-            depth, _enqueued(self._counts.get(queue.id), depth), asyncio.get_running_loop().time()
-        )
+        before, now_s = self._counts.get(queue.id), asyncio.get_running_loop().time()
+        consumed_s = now_s if _is_consumed(before, depth) else None if before is None else before.consumed_s
+        self._counts[queue.id] = CountedQueue(depth, _enqueued(before, depth), now_s, consumed_s)
+
+
+def _is_consumed(before: CountedQueue | None, depth: Depth) -> bool:
+    """Whether messages are in flight, or were acknowledged since the count before."""
+    grown = before is not None and depth.acknowledged > before.depth.acknowledged
+    return depth.in_flight > 0 or (grown and "acknowledged" not in depth.estimated)
 
 
 def _enqueued(before: CountedQueue | None, depth: Depth) -> int | None:

@@ -11,7 +11,7 @@ from proxy.statements.deliveries import HeldDelivery, InFlight, shown_key
 
 HELD_MAX = 50
 """Messages that a page lists."""
-LONG_S = 60.0
+LONG_S = 30.0
 """On the page of all queues, a message is named when it has been held for so long."""
 LONGEST_MAX = 10
 """So many are named there."""

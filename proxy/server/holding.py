@@ -1,98 +1,116 @@
 """Why messages of a queue are not delivered by this proxy, though they are due.
 
 A consumer need not have a stream open: a worker that polls (`STREAM … LIMIT 1 WAIT 20`) has none while it
-works. It is a consumer as long as it holds a message, or has polled within the last minute.
+works. It is a consumer as long as it holds a message, and for CONSUMER_S after its poll.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from engine.dispatch.dispatcher import Dispatcher
 from engine.model import NS_PER_S
 
-CONSUMER_NS = 60 * NS_PER_S
-"""So long after its last stream ended, a queue has a consumer: longer than a poll waits, and a worker pauses
-after an error."""
+CONSUMER_S = 30
+"""So long after its last stream ended, and after it was found, a queue has a consumer: longer than a worker pauses
+between two polls or takes to connect again. Whoever is woken by an alert wants to be within a minute."""
 
 STALLED_NS = 5 * NS_PER_S
 """Claims that have failed for so long hold the queue back."""
 
-Test = Callable[[Dispatcher], bool]
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of a queue at one moment."""
+
+    dispatcher: Dispatcher
+    now_ns: int
+    """The monotonic time."""
+    is_read_elsewhere: bool = False
+    """Whether the last counts in the database show that clients of some proxy consume it."""
+    is_stalled: bool = False
+    """Whether the server does not answer a statement on it."""
+
+    @property
+    def has_consumer(self) -> bool:
+        """Whether somebody consumes it. Nobody needs to read a dead-letter table."""
+        parts = self.dispatcher.parts
+        lately = self.now_ns < parts.groups.stream_ended_ns + CONSUMER_S * NS_PER_S
+        here = bool(self.dispatcher.subscribers) or self.dispatcher.in_flight > 0 or lately
+        return here or self.is_read_elsewhere or bool(parts.policy.dead_letter_of)
+
+
+Test = Callable[[Seen], bool]
 """Whether a reason holds."""
 
 
-def _paused(dispatcher: Dispatcher) -> bool:
-    return dispatcher.parts.policy.paused
+def _paused(seen: Seen) -> bool:
+    return seen.dispatcher.parts.policy.paused
 
 
-def _no_consumer(dispatcher: Dispatcher) -> bool:
-    """Nobody needs to read a dead-letter table."""
-    parts = dispatcher.parts
-    ended_ns = parts.groups.stream_ended_ns
-    lately = ended_ns is not None and parts.now.mono_ns < ended_ns + CONSUMER_NS
-    return not (dispatcher.subscribers or dispatcher.in_flight or lately or parts.policy.dead_letter_of)
+def _no_consumer(seen: Seen) -> bool:
+    return not seen.has_consumer
 
 
-def _limit(dispatcher: Dispatcher) -> bool:
-    parts = dispatcher.parts
-    return bool(dispatcher.subscribers) and not parts.policy.paused and not parts.capacity.is_open
+def _limit(seen: Seen) -> bool:
+    parts = seen.dispatcher.parts
+    return bool(seen.dispatcher.subscribers) and not parts.policy.paused and not parts.capacity.is_open
 
 
-def _only_parked(dispatcher: Dispatcher) -> bool:
+def _only_parked(seen: Seen) -> bool:
     """Only messages of groups without a place are ready."""
-    held = any(group.scans.buffer.due and not group.scans.buffer.ready for group in dispatcher.parts.groups)
-    return bool(dispatcher.subscribers) and held
+    held = any(group.scans.buffer.due and not group.scans.buffer.ready for group in seen.dispatcher.parts.groups)
+    return bool(seen.dispatcher.subscribers) and held
 
 
-def _group_limit(dispatcher: Dispatcher) -> bool:
-    policy = dispatcher.parts.policy
-    return policy.group_limit is not None and not policy.group_strict and _only_parked(dispatcher)
+def _group_limit(seen: Seen) -> bool:
+    policy = seen.dispatcher.parts.policy
+    return policy.group_limit is not None and not policy.group_strict and _only_parked(seen)
 
 
-def _group_rate(dispatcher: Dispatcher) -> bool:
-    return len(dispatcher.parts.places.rates) > 0 and _only_parked(dispatcher)
+def _group_rate(seen: Seen) -> bool:
+    return len(seen.dispatcher.parts.places.rates) > 0 and _only_parked(seen)
 
 
-def _group_order(dispatcher: Dispatcher) -> bool:
-    return dispatcher.parts.policy.group_strict and _only_parked(dispatcher)
+def _group_order(seen: Seen) -> bool:
+    return seen.dispatcher.parts.policy.group_strict and _only_parked(seen)
 
 
-def _batch(dispatcher: Dispatcher) -> bool:
-    return bool(dispatcher.subscribers) and dispatcher.parts.follow_ups.hold_back
+def _batch(seen: Seen) -> bool:
+    return bool(seen.dispatcher.subscribers) and seen.dispatcher.parts.follow_ups.hold_back
 
 
-def _semaphores(dispatcher: Dispatcher) -> bool:
-    return dispatcher.parts.policy.semaphores is not None and _only_parked(dispatcher)
+def _semaphores(seen: Seen) -> bool:
+    return seen.dispatcher.parts.policy.semaphores is not None and _only_parked(seen)
 
 
-def _rate(dispatcher: Dispatcher) -> bool:
-    next_ns = dispatcher.parts.capacity.next_token_ns
-    return bool(dispatcher.subscribers) and next_ns is not None and next_ns > dispatcher.parts.now.mono_ns
+def _rate(seen: Seen) -> bool:
+    next_ns = seen.dispatcher.parts.capacity.next_token_ns
+    return bool(seen.dispatcher.subscribers) and next_ns is not None and next_ns > seen.now_ns
 
 
-def _refused(dispatcher: Dispatcher) -> bool:
-    return len(dispatcher.parts.refusals) > 0
+def _refused(seen: Seen) -> bool:
+    return len(seen.dispatcher.parts.refusals) > 0
 
 
-def _claims_fail(dispatcher: Dispatcher) -> bool:
-    parts = dispatcher.parts
+def _server_stalls(seen: Seen) -> bool:
+    parts = seen.dispatcher.parts
     since_ns = parts.claims.failing_since_ns
-    return since_ns is not None and parts.now.mono_ns >= since_ns + STALLED_NS
+    return seen.is_stalled or (since_ns is not None and seen.now_ns >= since_ns + STALLED_NS)
 
 
-def _consumers_full(dispatcher: Dispatcher) -> bool:
-    return bool(dispatcher.subscribers) and not dispatcher.parts.groups.with_credit()
+def _consumers_full(seen: Seen) -> bool:
+    return bool(seen.dispatcher.subscribers) and not seen.dispatcher.parts.groups.with_credit()
 
 
-STALLED = "server_stalls"
-
+NO_CONSUMER = "no_consumer"
 
 REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
     {
         "paused": (_paused, "the queue is paused: RESUME QUEUE"),
-        "no_consumer": (_no_consumer, "no stream has read it within the last minute"),
+        NO_CONSUMER: (_no_consumer, f"no stream has read it for {CONSUMER_S} s"),
         "limit": (_limit, "as many are in flight as max_in_flight or vt_cache_size allows"),
         "group_limit": (_group_limit, "each group that has messages has as many in flight as group_limit allows"),
         "group_rate": (_group_rate, "each group that has messages has used up its group_rate, or has no place"),
@@ -101,20 +119,16 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
         "semaphores": (_semaphores, "each message needs a semaphore that is full or does not exist"),
         "rate": (_rate, "max_rate allows the next one later"),
         "refused": (_refused, "the server refuses claims of messages, which are passed over: see Problem or the log"),
-        STALLED: (_claims_fail, "the server does not answer, or refuses all claims: a lock, a full disk? See the log"),
+        "server_stalls": (
+            _server_stalls,
+            "the server does not answer, or refuses all claims: a lock, a full disk? See the log",
+        ),
         "consumers_full": (_consumers_full, "each stream has as many as it may hold, or does not read"),
     }
 )
 """Each reason with its test and its text for people. A new kind of limit adds its reason here."""
 
 
-def reasons(dispatcher: Dispatcher, leased: int = 0, *, is_stalled: bool = False) -> tuple[str, ...]:
-    """The reasons that hold now. Whether a message is due is not part of them.
-
-    `leased`: the messages in flight at any proxy, by the last count in the database. Who holds one is a
-    consumer, whichever proxy it has. `is_stalled`: the server does not answer a statement on the queue.
-    """
-    found = {name for name, (holds, _) in REASONS.items() if holds(dispatcher)}
-    found -= {"no_consumer"} if leased else set()
-    found |= {STALLED} if is_stalled else set()
-    return tuple(name for name in REASONS if name in found)
+def reasons(seen: Seen) -> tuple[str, ...]:
+    """The reasons that hold now. Whether a message is due is not part of them."""
+    return tuple(name for name, (holds, _) in REASONS.items() if holds(seen))

@@ -350,6 +350,7 @@ class Inspector:
             table=qualified(queue.id),
             id_index=quoted(queue.id_index),
             ids=", ".join(literals),
+            limit=len(literals),
         )
         rows, now_ns = await self._engine.read(text)
         if not rows:

@@ -1,9 +1,9 @@
 """The metrics of one process, as Prometheus reads them.
 
 They are computed at each request from counters that the proxy and the engine keep anyway. The event
-loop's lag alone is measured all the time (`LoopLag`), and the messages in the database are counted
-while somebody reads them (`Depths`). docs/metrics.md lists all; a test compares it with this
-module.
+loop's lag is measured all the time (`LoopLag`), and what lasts for too long on a queue is looked for
+(`QueueWatch`). The messages in the database are counted while somebody reads them (`Depths`).
+docs/metrics.md lists all; a test compares it with this module.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from proxy.server.depths import Depths
 from proxy.server.listener import Proxy
 from proxy.server.loop_lag import LoopLag
 from proxy.server.queue_metrics import QueueMetrics, add_durations
+from proxy.server.queue_watch import QueueWatch
 from proxy.statements.depth import EngineCounting
 from proxy.transport.certificates import days_left
 
@@ -54,13 +55,15 @@ class ProcessMetrics(Collector):
         self.depths = Depths(proxy.engine, EngineCounting(proxy.engine))
         self._proxy, self._reach = proxy, reach
         self._queues = QueueMetrics()
+        self._watch = QueueWatch(proxy.engine, lambda: self.depths.counts)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
         self._lag = LoopLag(self.registry)
 
     def start(self) -> None:
-        """Begin to measure the running event loop."""
+        """Begin to measure the running event loop, and to watch the queues."""
         self._lag.start(asyncio.get_running_loop())
+        self._watch.start()
 
     async def families(self, *, counted: bool) -> list[Metric]:
         """The present values. With `counted`, the messages in the database are counted for a while
@@ -76,6 +79,7 @@ class ProcessMetrics(Collector):
     async def stop(self) -> None:
         """Measure no more."""
         self._lag.stop()
+        await self._watch.close()
         await self.depths.close()
 
     def collect(self) -> Iterable[Metric]:

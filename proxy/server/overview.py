@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 
 from engine.dispatch.measures import BUCKETS_S
+from proxy.server.holding import NO_CONSUMER
 
 SAMPLE_S = 10.0
 """Between two samples, at least."""
@@ -145,9 +146,9 @@ class QueueState:
     @property
     def is_stuck(self) -> bool:
         """Whether messages are due, something holds them back, and none was acknowledged for longer than a
-        job takes here: the 99th percentile, a minute at least."""
+        job takes here: the 99th percentile, a minute at least. Without a consumer, no job is under way."""
         job_s = min(percentile((), self.work) or 0.0, BUCKETS_S[-1])
-        idle = self.idle_s is None or self.idle_s > max(STUCK_S, job_s)
+        idle = self.idle_s is None or self.idle_s > max(STUCK_S, job_s) or NO_CONSUMER in self.reasons
         return bool(self.reasons) and (self.count("ready") or 0) > 0 and idle
 
     @property

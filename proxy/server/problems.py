@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from engine.dispatch.dispatcher import Dispatcher
 from engine.dispatch.problems import Kind
 from engine.model import TableId
 from engine.queue_table import QueueTable
-from proxy.server.depths import CountedQueue
+from proxy.server.depths import CountedQueue, Counts
 from proxy.server.listener import Proxy
 from proxy.statements.show import OTHER_UNIT
 
@@ -23,9 +23,6 @@ QUEUES_OF_A_STEP: Final = 32
 WARNING, UNIT = "queue.warning", "queue.other_unit"
 KINDS: Final = (WARNING, UNIT, *(kind.value for kind in Kind))
 """What can be wrong with a queue that works."""
-
-Counts = Callable[[], Mapping[TableId, CountedQueue]]
-"""The last counts in the database."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import islice
 from operator import attrgetter
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -23,14 +22,12 @@ from engine.dispatch.measures import BUCKETS_S, Durations, Measures
 from engine.model import NS_PER_S, TableId
 from engine.queue_table import QueueTable
 from proxy.server.depths import CountedQueue
-from proxy.server.holding import REASONS, reasons
+from proxy.server.holding import REASONS, Seen, reasons
 from proxy.server.problems import KINDS, QUEUES_OF_A_STEP, problems_of
+from proxy.server.queue_watch import longest_held
 
 QUEUES_MAX = 1_000
 """Queues with labels of their own: about forty series each."""
-
-LEASES_READ = 100
-"""Messages in flight among which the one that is held longest is found: those that were delivered first, mostly."""
 
 HELD_TEXT = "Time for which a client of this proxy has held a message of the queue, the longest one; 0 without one"
 
@@ -98,11 +95,8 @@ class Reading:
         self.in_flight += dispatcher.in_flight
         self.read_ahead += dispatcher.ready
         self.subscribers += len(dispatcher.subscribers)
-        since_ns = now_ns
-        for lease in islice(dispatcher.parts.leases, LEASES_READ):
-            if 0 < lease.sent_ns < since_ns:
-                since_ns = lease.sent_ns
-        self.longest_held_s = max(self.longest_held_s, (now_ns - since_ns) / NS_PER_S)
+        if (held := longest_held(dispatcher)) is not None:
+            self.longest_held_s = max(self.longest_held_s, (now_ns - held.sent_ns) / NS_PER_S)
 
 
 Readings = Mapping[TableId, Reading]
@@ -123,7 +117,7 @@ class QueueMetrics:
         """The present values, with turns of the event loop in between. `counts`: the last counts in the
         database. `stalled`: the queues of which the server does not answer a statement."""
         readings: dict[TableId, Reading] = {}
-        now_ns = time.monotonic_ns()
+        now_ns, now_s = time.monotonic_ns(), asyncio.get_running_loop().time()
         for number, (queue, dispatcher) in enumerate(runners):
             if number and number % QUEUES_OF_A_STEP == 0:
                 await asyncio.sleep(0)
@@ -132,8 +126,8 @@ class QueueMetrics:
             reading.add(dispatcher, now_ns)
             if name != OTHERS:
                 reading.counted = counts.get(name)
-                leased = reading.counted.depth.in_flight if reading.counted else 0
-                reading.reasons = reasons(dispatcher, leased, is_stalled=name in stalled)
+                is_read = reading.counted is not None and reading.counted.is_read(now_s)
+                reading.reasons = reasons(Seen(dispatcher, now_ns, is_read, name in stalled))
                 reading.problems = tuple(problems_of(queue, dispatcher, reading.counted, now_ns))
                 reading.dead = None if queue.dead_letter is None else counts.get(queue.dead_letter)
         return readings

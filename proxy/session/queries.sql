@@ -475,7 +475,7 @@ WHERE $condition GROUP BY $columns ORDER BY messages DESC LIMIT $limit
 
 -- name: shown_messages
 -- Messages by their ids, for the same page. On the engine's connection.
-SELECT $columns FROM $table FORCE INDEX ($id_index) WHERE id IN ($ids)
+SELECT $columns FROM $table FORCE INDEX ($id_index) WHERE id IN ($ids) LIMIT $limit
 
 -- name: copied_update
 -- To copy from the page, or to run there. The other statements that are shown there are ackstream's own.

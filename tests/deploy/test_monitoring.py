@@ -77,6 +77,8 @@ tests:
         values: '0x34 1x30'
       - series: 'ackstream_queue_problem{{db="shop", queue="m", kind="message.repeated", instance="a"}}'
         values: '1x60'
+      - series: 'ackstream_queue_problem{{db="shop", queue="well", kind="message.expired", instance="a"}}'
+        values: '1x60'
     promql_expr_test:
       - expr: count by (alertname, queue) (ALERTS{{alertstate="firing"}})
         eval_time: 35m

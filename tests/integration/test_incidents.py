@@ -29,6 +29,7 @@ from engine.store.opening import BackendAddress
 from engine.store.port import StoreError
 from proxy.commands.doctor import client_tls, findings
 from proxy.embedded.server import EmbeddedServer
+from proxy.server.queue_watch import JOBS_MIN
 from proxy.settings import Settings
 from tests.support.certificates import make_certificates
 from tests.support.proxies import RunningProxy, running_proxy
@@ -41,7 +42,7 @@ pytestmark = [pytest.mark.either_server, pytest.mark.timeout(180)]
 REPOSITORY = Path(__file__).parents[2]
 ALERTS = (REPOSITORY / "docker" / "prometheus" / "alerts.yaml").read_text()
 ALERT = re.compile(r"- alert: (\w+)\n(.*?)(?=\n      - alert:|\Z)", re.DOTALL)
-TERM = re.compile(r'(ackstream_\w+)(?:\{(\w+)="(\w+)"\})?\)? (==|>|<) ([\d.]+(?: \* \d+)*)')
+TERM = re.compile(r'(ackstream_\w+)(?:\{(\w+)(!?=)"([\w.]+)"\})?\)? (==|>|<) ([\d.]+(?: \* \d+)*)')
 COMPARED = {"==": operator.eq, ">": operator.gt, "<": operator.lt}
 WITHIN_S = 60.0
 """The cause is named within a minute."""
@@ -60,6 +61,13 @@ class Site:
     """The page that shows the incident."""
     settings: Settings = field(default_factory=Settings)
     account: str = "root"
+
+    @contextlib.contextmanager
+    def at(self, path: str) -> Iterator[None]:
+        """Look at another page."""
+        self.path, before = path, self.path
+        yield
+        self.path = before
 
     def shows(self, text: str) -> bool:
         """Whether the page has this text, and not of a queue of another database."""
@@ -85,14 +93,14 @@ class Site:
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         terms = TERM.findall(dict(ALERT.findall(ALERTS))[alert])
         assert terms, alert
-        for metric, label, wanted, comparison, bound in terms:
-            least = LOWERED.get(alert, prod(map(float, bound.split(" * "))))
+        for metric, label, is_wanted, value_of_label, comparison, bound in terms:
+            least = prod(map(float, bound.split(" * ")))
             found = [
                 sample.value
                 for sample in samples
                 if sample.name == metric
                 and sample.labels.get("db", self.database) == self.database
-                and (not label or sample.labels.get(label) == wanted)
+                and (not label or (sample.labels.get(label) == value_of_label) == (is_wanted == "="))
             ]
             if not any(COMPARED[comparison](value, least) for value in found):
                 return False
@@ -109,10 +117,6 @@ class Site:
         finally:
             store.close()
         return [finding.about.replace(f" {self.database}.m", "") for finding in found if finding.level != "ok"]
-
-
-LOWERED = {"AckstreamHeldLong": 0.0}
-"""Bounds that are reached within a test."""
 
 
 # Incidents of a queue.
@@ -164,13 +168,27 @@ def other_unit(site: Site) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hanging_worker(site: Site) -> Iterator[None]:
-    site.path = f"/queue?{urllib.parse.urlencode({'db': site.database, 'name': 'm'})}"
+    """Its jobs took some milliseconds before."""
     with site.client() as worker:
-        create_queue(worker, "m")
+        create_queue(worker, "m", vt_ack_wait="600")
+        enqueue(worker, "m", "a" * JOBS_MIN)
+        for (id_,) in rows(worker, f"STREAM id FROM m LIMIT {JOBS_MIN} WAIT 20"):
+            run(worker, f"ACK m WHERE id = {id_}")
         enqueue(worker, "m", "a")
         assert len(rows(worker, "STREAM * FROM m LIMIT 1 WAIT 20")) == 1
+        with site.at(f"/queue?{urllib.parse.urlencode({'db': site.database, 'name': 'm'})}"):
+            assert site.shows(f"KILL {worker.thread_id()}")
         yield
-        assert site.shows(f"KILL {worker.thread_id()}")
+
+
+@contextlib.contextmanager
+def wait_is_over(site: Site) -> Iterator[None]:
+    with site.client() as slow_worker, site.client() as worker:
+        create_queue(worker, "m", vt_ack_wait="1")
+        enqueue(worker, "m", "a")
+        for client in slow_worker, worker:
+            assert rows(client, "STREAM id FROM m LIMIT 1 WAIT 20") == [(1,)]
+        yield
 
 
 @contextlib.contextmanager
@@ -307,6 +325,7 @@ OF_A_QUEUE: Mapping[str, Incident] = {
     "The index is gone": no_index,
     "Times are in another unit": other_unit,
     "A worker hangs": hanging_worker,
+    "A wait is over": wait_is_over,
     "A message comes again and again": poison,
     "Nobody consumes": no_consumer,
     "Dead letters cannot be moved": dead_letters_stay,

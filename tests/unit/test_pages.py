@@ -251,7 +251,13 @@ def test_nothing_is_delivered_has_a_row_for_each_reason_that_the_metric_names() 
 
 def test_nothing_is_delivered_names_each_kind_of_problem_and_each_option_that_holds_messages_back() -> None:
     named = set(re.findall(r"`([\w.]+)", nothing_is_delivered()))
-    assert {kind.value for kind in Kind} - {"release.refused", "purge.refused", "message.repeated"} - named == set()
+    assert {kind.value for kind in Kind} - {
+        "release.refused",
+        "purge.refused",
+        "message.repeated",
+        "message.expired",
+        "message.overdue",
+    } - named == set()
     assert OPTIONS.keys() - HOLDS_NOTHING_BACK - named == set()
 
 

@@ -34,6 +34,17 @@ def test_a_kind_is_logged_again_after_a_minute_with_what_is_true_then() -> None:
     assert [text for _, text in logged] == ["one row", "three rows"]
 
 
+def test_a_problem_that_stays_the_same_is_logged_once_as_long_as_it_lasts() -> None:
+    found, logged = problems()
+    for at_ns in range(0, 10 * LOGGED_NS, LOGGED_NS):
+        found.note(Kind.OVERDUE, "message 5", at_ns)
+    found.note(Kind.OVERDUE, None, 10 * LOGGED_NS)
+    assert len(logged) == 1
+    found.note(Kind.OVERDUE, "message 5", 11 * LOGGED_NS)
+    found.note(Kind.OVERDUE, "message 5", 11 * LOGGED_NS + KEPT_NS)  # Nobody has noted it meanwhile.
+    assert len(logged) == 3
+
+
 def test_a_problem_is_shown_until_it_is_over_or_was_not_noted_for_long() -> None:
     found, _ = problems()
     found.note(Kind.CLAIM, "one row", 0)
@@ -61,6 +72,14 @@ def test_a_message_that_comes_again_and_again_is_a_problem_until_it_is_over(*, l
     assert text.startswith("message 5 has been delivered 18 times and comes again within a minute")
     measures.settled(leases[-1:], Instant(35 * NS_PER_S, 10**18))
     assert measures.problems.texts(35 * NS_PER_S) == []
+
+
+def test_a_message_whose_wait_is_over_is_a_problem() -> None:
+    measures = Measures()
+    measures.waits_over((Lease(4, 1, 0, 0, 0), sent(measures, 2, 0.0)), Instant(0, 10**18))
+    assert measures.expired == 1
+    (text,) = measures.problems.texts(0, of_rows=True)
+    assert text.startswith("message 5 was not acknowledged within its wait, in delivery 2")
 
 
 def test_a_message_whose_attempts_lie_far_apart_is_none() -> None:

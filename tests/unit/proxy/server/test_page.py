@@ -185,7 +185,7 @@ def test_what_is_held_for_long_is_named_with_its_holder() -> None:
     queue = TableId("shop", "m")
     held = [
         HeldDelivery(queue, b"\xff", 2, False, 90.0, 3, 17, "worker", "10.0.0.7:4711", "mailer <1>"),
-        HeldDelivery(queue, 6, 1, False, 59.0, 3, 18, "worker", "10.0.0.7:4712", "mailer 2"),
+        HeldDelivery(queue, 6, 1, False, 29.0, 3, 18, "worker", "10.0.0.7:4712", "mailer 2"),
         HeldDelivery(queue, 7, 1, False, None, 3, None, None, None, None),
         HeldDelivery(queue, 8, 1, False, 720.0, 3, 19, "worker", "10.0.0.7:4713", None),
     ]
