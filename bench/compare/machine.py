@@ -19,10 +19,15 @@ def machine(load_before: float) -> list[str]:
 
 
 def _revision() -> str:
-    """Return the commit, marked if files differ from it."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    """Return the commit, marked if files other than results differ from it."""
+    commit = _git("describe", "--always") or "unknown"
+    differs = _git("status", "--porcelain", "--untracked-files=no", ":/", ":!/bench/results")
+    return f"{commit}-dirty" if differs else commit
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
 
 
 def _python() -> str:

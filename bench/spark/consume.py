@@ -3,7 +3,7 @@
 The same queue for both, filled anew each time, everything that is there taken and acknowledged. The bare consumer does
 nothing with a row; Spark writes to its own `noop` sink, which reads everything. Claims, rows and acknowledgements of
 both go through the proxy; Spark, the proxy and the server share this machine's cores. A query's start and end are
-counted, the start of Spark is not. `make bench-pipeline` runs it; `ROWS` is its argument (half a million). Trust the
+counted, the start of Spark is not. `make bench-pipeline` runs it; `ROWS` is its argument (300,000). Trust the
 ratios. Writes bench/results/spark-consume.md.
 """
 
@@ -21,7 +21,7 @@ from bench.spark._stage import compared, publish, rows_asked_for, stage
 from pipeline.datasource import register
 from pipeline.endpoint import Endpoint
 
-ROWS = 500_000
+ROWS = 300_000
 ROUNDS = 3
 WARM_UP = 20_000
 ACK_BATCH = 1_000

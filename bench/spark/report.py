@@ -3,7 +3,7 @@
 Three ways, one after another each round: the plain read, in equal ranges of ids, whose rows go nowhere; the report's
 own reading, which cuts the table by the data and keeps what it read; and the whole report, by a column of a thousand
 values, with its Parquet and its page. Spark, the proxy and the server share this machine's cores. `make bench-pipeline`
-runs it; `ROWS` is its argument. Trust the ratios.
+runs it; `ROWS` is its argument. Trust the ratios. Writes bench/results/spark-report.md.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pyspark.sql import SparkSession
 
 from bench.spark._stage import compared, jdbc, publish, rows_asked_for, stage
 from bench.spark.archive import PARTITIONS, acknowledged
-from bench.spark.consume import ROUNDS, ROWS, WARM_UP
+from bench.spark.consume import ROUNDS, WARM_UP
 from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
 from pipeline.report import report
 from pipeline.report.history import Named, Queue, Reading, read
 
+ROWS = 1_000_000
 BY = "user_id"
 COLUMNS = f"epoch, time_next, time_acked, CAST({BY} AS CHAR) AS value"
 

@@ -13,10 +13,11 @@ from pyspark.sql.types import StructType
 
 from ..endpoint import Endpoint
 from ..errors import PipelineError, without_traceback
+from .columns import Columns, reading
 from .connection import LazyConnection
 from .ranges import Range
 from .rows import FIRST_READ, lost, next_size, record_batch
-from .statements import Row, Statements, fetching
+from .statements import Statements
 
 PAGE_ROWS = 20_000
 """Of one page, at most: a task has some ten megabytes of short rows."""
@@ -33,19 +34,20 @@ class Pages:
     schema: StructType
     condition: str = "TRUE"
 
-    def of(self, ranges: Iterable[Range]) -> Iterator[tuple[pa.RecordBatch, tuple[Row, ...]]]:
-        """Each page, and its rows as text with their ids behind them."""
+    def of(self, ranges: Iterable[Range]) -> Iterator[tuple[pa.RecordBatch, Columns]]:
+        """Each page, and its columns as the server sent them with the ids behind them."""
         connection = LazyConnection(self.endpoint)
+        size = FIRST_READ
         for ids in ranges:
-            last, size = ids.after, FIRST_READ
-            rows: tuple[Row, ...] = ((),)
-            while rows:
+            last = ids.after
+            while True:
                 page = self.statements.page(self.what, self.condition, last, ids.until, size)
-                rows = connection.run(fetching(page))
-                if rows:
-                    last = self.statements.id_of(rows[-1][-1])
-                    yield record_batch([row[:-1] for row in rows], self.schema), rows
-                    size = next_size(size, rows, PAGE_ROWS)
+                *columns, keys = connection.run(reading(page))
+                if not keys:
+                    break
+                yield record_batch(columns, self.schema), (*columns, keys)
+                last = self.statements.id_of(keys[-1])
+                size = next_size(size, (*columns, keys), PAGE_ROWS)
         connection.close()
 
 
@@ -64,13 +66,14 @@ class PagesReader(DataSourceReader):
     @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
-        for batch, rows in self.pages.of(partition.value):
-            if self.exact and (found := lost(rows, batch)):
-                number, column = found
-                value = rows[number][self.pages.schema.names.index(column)]
+        for batch, columns in self.pages.of(partition.value):
+            if self.exact and (found := lost(columns, batch)):
+                column, row = found
+                key = self.pages.statements.id_of(columns[-1][row])
+                value = (columns[column][row] or b"").decode()
                 raise PipelineError(
-                    f"message {rows[number][-1]!r} has {value!r} in {column}, which is no day and which Parquet cannot"
-                    " hold: correct it or delete the message, and run this again"
+                    f"message {key!r} has {value!r} in {self.pages.schema.names[column]}, which is no day and which"
+                    " Parquet cannot hold: correct it or delete the message, and run this again"
                 )
             yield batch
 

@@ -1,8 +1,8 @@
 """Rows of a table as Arrow batches: read as text over the wire, converted column by column.
 
 The server sends every value as text. PyMySQL would make a Python object of each, which Arrow would
-have to convert again. Here they stay text, and Arrow's parsers convert a whole column at once:
-several times as fast, and exact. Where text would lose something, the SELECT has another
+have to convert again. Here they stay text (`columns`), and Arrow's parsers convert a whole column
+at once: several times as fast, and exact. Where text would lose something, the SELECT has another
 expression: FLOAT is read as DOUBLE, because the server shows six digits of a FLOAT; BIT and VECTOR
 are read as their contents.
 
@@ -13,7 +13,7 @@ NULL, and `lost` finds them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,7 @@ from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from ..endpoint import quoted
 from ..errors import PipelineError
-from .statements import Row
+from .columns import Columns, Values
 from .table import OWN_COLUMNS, Column, Table
 
 READ_BYTES = 8 << 20
@@ -56,58 +56,60 @@ def selection(table: Table, schema: StructType) -> str:
     return ", ".join(_FORMS.get(column.data_type, "{}").format(quoted(column.name)) for column in columns)
 
 
-def record_batch(rows: Sequence[Sequence[Any]], schema: StructType) -> pa.RecordBatch:
-    """Rows of text (bytes where a column is binary) in the form that Spark takes. Raises
+def record_batch(columns: Columns, schema: StructType) -> pa.RecordBatch:
+    """Columns of text (bytes where a column is binary) in the form that Spark takes. Raises
     PipelineError for an unsigned integer that is no LONG."""
     arrow = to_arrow_schema(schema, timezone="UTC")
-    columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else ([] for _ in arrow)
     arrays = [_array(field.name, values, field.type) for values, field in zip(columns, arrow, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
-def lost(rows: Sequence[Sequence[Any]], batch: pa.RecordBatch) -> tuple[int, str] | None:
-    """The first value that became NULL: the number of its row, and its column; None if there is
+def lost(columns: Columns, batch: pa.RecordBatch) -> tuple[int, int] | None:
+    """The first value that became NULL: the numbers of its column and its row; None if there is
     none."""
     for column, array in enumerate(batch.columns):
         if pa.types.is_temporal(array.type) and array.null_count:
-            for number, row in enumerate(rows):
-                if row[column] is not None and not array[number].is_valid:
-                    return number, batch.schema.names[column]
+            for row, value in enumerate(columns[column]):
+                if value is not None and not array[row].is_valid:
+                    return column, row
     return None
 
 
-def size_of(rows: Sequence[Sequence[Any]]) -> int:
-    """About how many bytes of memory rows take."""
-    return sum(48 + len(value) for row in rows for value in row if value is not None)
+def size_of(columns: Columns) -> int:
+    """About how many bytes of memory these columns take."""
+    return sum(48 * len(column) + sum(map(len, filter(None, column))) for column in columns)
 
 
-def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _array(name: str, values: Values, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_binary(kind):
+        return pa.array(values, kind)
     if kind == pa.int64():
         return _longs(name, values)
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return pa.array(values, kind)
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        return pa.array(values, pa.string()).cast(kind)
+        return _texts(values).cast(kind)
     naive = pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
     try:
-        parsed = pa.array(values, pa.string()).cast(naive)
+        parsed = _texts(values).cast(naive)
     except pa.ArrowInvalid:
-        dated = [value if value and _is_day(value) else None for value in values]
-        parsed = pa.array(dated, pa.string()).cast(naive)
+        parsed = _texts([value if value and _is_day(value) else None for value in values]).cast(naive)
     return parsed if naive == kind else pc.assume_timezone(parsed, "UTC")
 
 
-def _longs(name: str, values: Sequence[Any]) -> pa.Array:
+def _texts(values: Values) -> pa.Array:
+    return pa.array(values, pa.binary()).cast(pa.string())
+
+
+def _longs(name: str, values: Values) -> pa.Array:
     try:
-        return pa.array(values, pa.string()).cast(pa.int64())
+        return _texts(values).cast(pa.int64())
     except pa.ArrowInvalid:
         most = max(int(value) for value in values if value is not None)
         raise PipelineError(f"{name} is {most}, which is no BIGINT: leave out unsignedAsLong") from None
 
 
-def _is_day(text: str) -> bool:
+def _is_day(text: bytes) -> bool:
     try:
-        pa.scalar(text[:10]).cast(pa.date32())
+        pa.scalar(text[:10].decode()).cast(pa.date32())
     except pa.ArrowInvalid:
         return False
     return True
@@ -126,8 +128,8 @@ def _check(table: Table, names: Iterable[str]) -> None:
         raise PipelineError(f"{table.quoted} has no column {', '.join(unknown)}; it has {known}")
 
 
-def next_size(size: int, rows: tuple[Row, ...], most: int) -> int:
+def next_size(size: int, columns: Columns, most: int) -> int:
     """How many rows to read next: as many as fit into READ_BYTES if they are like these, at most
     four times `size`, and at most `most`."""
-    fitting = READ_BYTES * len(rows) // max(1, size_of(rows))
+    fitting = READ_BYTES * len(columns[0]) // max(1, size_of(columns))
     return max(1, min(fitting, 4 * size, most))

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from pymysql.converters import escape_string
+from pyspark.sql import types as t
 
 from ..endpoint import quoted
 from ..errors import PipelineError
@@ -84,9 +85,13 @@ class Statements:
         key = self.table.key_on_id
         return f"{self.table.quoted} FORCE INDEX ({quoted(key.name)})" if key else self.table.quoted
 
-    def id_of(self, text: Any) -> Id:
-        """An id from its value in a result of text."""
-        return int(text) if self.whole_ids else text
+    def id_of(self, value: Any) -> Id:
+        """An id from its value in a result of text or in `columns`."""
+        if self.whole_ids:
+            return int(value)
+        if isinstance(value, bytes) and self._id.spark_type != t.BinaryType():
+            return value.decode()
+        return value  # type: ignore[no-any-return]  # as PyMySQL gives it
 
     def stream(self, count: int, wait_s: float) -> str:
         """Claim messages: their ids, epochs and deadlines. The tasks read the other columns."""

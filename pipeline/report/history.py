@@ -200,34 +200,35 @@ class _Plan:
         if not self._ranges:
             return None
         whole = _schema(self._named)
-        own = {"queue": f.lit(self._queue), "dead": f.lit(self._dead)}
-        schema = t.StructType([field for field in whole if field.name not in own])
-        found = read_pages(
-            spark, Pages(endpoint, self._statements, self._what(), schema), [[ids] for ids in self._ranges]
+        forms = {name: form for name, form in self._forms().items() if form is not None}
+        schema = t.StructType([field for field in whole if field.name in forms])
+        pages = Pages(endpoint, self._statements, ", ".join(forms[name] for name in schema.names), schema)
+        found = read_pages(spark, pages, [[ids] for ids in self._ranges])
+        known = {"queue": f.lit(self._queue), "dead": f.lit(self._dead), **{name: f.col(name) for name in forms}}
+        return found.select(
+            [known.get(column.name, f.lit(None)).cast(column.dataType).alias(column.name) for column in whole]
         )
-        return found.select([own.get(name, f.col(name)).alias(name) for name in whole.names])
 
-    def _what(self) -> str:
-        """The columns in SQL, in the order of the schema."""
-        forms = [
-            "CAST(epoch AS SIGNED)",
-            "CAST(time_next AS SIGNED)",
-            "CAST(time_acked AS SIGNED)",
-            self._time(self._named.created),
-            self._time(self._named.due),
-            *(self._value(name) for name in self._named.by),
-        ]
-        return ", ".join(forms)
+    def _forms(self) -> dict[str, str | None]:
+        """The columns of `_schema` in SQL; None for one that the table lacks or that is not asked for."""
+        return {
+            "epoch": "CAST(epoch AS SIGNED)",
+            "time_next": "CAST(time_next AS SIGNED)",
+            "time_acked": "CAST(time_acked AS SIGNED)",
+            "created": self._time(self._named.created),
+            "due": self._time(self._named.due),
+            **{column: self._value(name) for name, column in columns_of(self._named)},
+        }
 
-    def _time(self, name: str | None) -> str:
+    def _time(self, name: str | None) -> str | None:
         column = self._table.by_name.get((name or "").casefold())
-        return (None if column is None else _nanoseconds(column)) or "CAST(NULL AS SIGNED)"
+        return None if column is None else _nanoseconds(column)
 
-    def _value(self, name: str) -> str:
-        """A value to group by, in SQL: NULL if a dead-letter table lacks the column."""
+    def _value(self, name: str) -> str | None:
+        """A value to group by."""
         column = self._table.by_name.get(name.casefold())
         if column is None:
-            return "CAST(NULL AS CHAR(1))"
+            return None
         form = f"{quoted(column.name)} + 0" if column.data_type == "bit" else quoted(column.name)
         form = f"HEX({form})" if column.spark_type == t.BinaryType() else f"CAST({form} AS CHAR)"
         return f"LEFT({form}, {VALUE_LENGTH})"

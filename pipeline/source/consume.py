@@ -36,6 +36,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Fil
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from ..common.columns import reading
 from ..common.connection import LazyConnection
 from ..common.pages import Pages
 from ..common.ranges import Range, even
@@ -201,11 +202,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for epoch, ids in partition.value.by_epoch.items():
             at = 0
             while at < len(ids):
-                rows = connection.run(fetching(self._statements.read(what, epoch, ids[at : at + size])))
+                columns = connection.run(reading(self._statements.read(what, epoch, ids[at : at + size])))
                 at += size
-                if rows:
-                    yield record_batch(rows, self._schema)
-                    size = next_size(size, rows, IDS_MAX)
+                if columns[0]:
+                    yield record_batch(columns, self._schema)
+                    size = next_size(size, columns, IDS_MAX)
         connection.close()
 
     @property
@@ -233,7 +234,6 @@ class BatchReader(DataSourceReader):
         self._conditions: list[str] = []
         """The filters of Spark that the server evaluates."""
 
-    @without_traceback
     @without_traceback
     def partitions(self) -> list[InputPartition]:
         """Even ranges of ids if they are integers. The time up to which messages are due is the

@@ -432,7 +432,7 @@ def test_a_date_that_is_no_day_stays(archiving: Archive, connection: Any, value:
     with pytest.raises(JobError) as caught:
         archiving()
     assert str(caught.value) == (
-        f"message '2' has {value} in day, which is no day and which Parquet cannot hold: correct it or delete the"
+        f"message 2 has {value} in day, which is no day and which Parquet cannot hold: correct it or delete the"
         " message, and run this again"
     )
     assert rows(connection, "SELECT COUNT(*) FROM m") == [(2,)]

@@ -7,11 +7,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pyspark.errors
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
+from pipeline.common.columns import read
 from pipeline.datasource import AckstreamDataSource, register
 from pipeline.endpoint import Endpoint
 from pipeline.errors import PipelineError
@@ -135,6 +137,35 @@ def test_unsigned_ids_are_longs_if_an_option_asks_for_it_and_they_fit(endpoint: 
     run(connection, f"UPDATE m SET n = {2**63}")
     with pytest.raises(PipelineError, match="n is 9223372036854775808, which is no BIGINT: leave out unsignedAsLong"):
         received()
+
+
+def test_columns_have_values_of_any_length(connection: Any) -> None:
+    """Lengths around those whose form changes, and a row of more than a packet."""
+    lengths = [0, 250, 251, 65_535, 65_536]
+    rows_of = " UNION ALL ".join(f"SELECT {length}, REPEAT('x', {length}), NULL" for length in lengths)
+    assert read(rows_of, connection) == [
+        [b"%d" % length for length in lengths],
+        [b"x" * length for length in lengths],
+        [None] * len(lengths),
+    ]
+    many = 9_000_000
+    assert read(f"SELECT REPEAT('a', {many}), REPEAT('b', {many})", connection) == [[b"a" * many], [b"b" * many]]
+    assert read("SELECT 1, 2 FROM DUAL WHERE FALSE", connection) == [[], []]
+
+
+def test_an_error_behind_the_first_rows_is_the_servers(connection: Any) -> None:
+    with pytest.raises(pymysql.OperationalError, match="out of range") as caught:
+        read(f"SELECT {2**63 - 3} + n FROM (SELECT 1 AS n UNION ALL SELECT 2 UNION ALL SELECT 3) AS t", connection)
+    assert caught.value.args[0] == 1690
+    with pytest.raises(pymysql.ProgrammingError, match="no_table"):
+        read("SELECT 1 FROM no_table", connection)
+    assert read("SELECT 1", connection) == [[b"1"]]
+
+
+def test_a_release_of_pymysql_that_lacks_what_is_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.common.columns.USED", ((pymysql.connections.Connection, "_gone"),))
+    with pytest.raises(PipelineError, match=r"PyMySQL \d\S+ lacks _gone, by which rows are read: install"):
+        read("SELECT 1", None)
 
 
 def test_long_values_are_read_a_few_at_a_time(reading: Callable[..., DataFrame], connection: Any) -> None:

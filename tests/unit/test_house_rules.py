@@ -263,10 +263,13 @@ def test_nobody_reads_the_machines_date_but_who_dates_certificates(library: list
     assert reading == {"proxy/transport/certificates.py"}
 
 
-def test_one_adapter_and_one_module_of_the_tests_know_the_inside_of_pymysqls_connections(modules: list[Module]) -> None:
+def test_two_adapters_and_one_module_of_the_tests_know_the_inside_of_pymysqls_connections(
+    modules: list[Module],
+) -> None:
     inside = re.compile(r"\._(execute_command|force_close|next_seq_id|read_ok_packet|read_packet|read_query_result)\b")
     knowing = {module.place for module in modules if inside.search(module.text)}
-    assert knowing == {"engine/binlog/replication_adapter.py", "tests/support/insides.py"}
+    adapters = {"engine/binlog/replication_adapter.py", "pipeline/common/columns.py"}
+    assert knowing == {*adapters, "tests/support/insides.py"}
 
 
 def test_only_the_command_line_prints(library: list[Module]) -> None:
