@@ -48,8 +48,8 @@ def read(statement: str, connection: Any) -> Columns:
     lacks a name of `USED`."""
     if lacking := [name for owner, name in USED if not hasattr(owner, name)]:
         raise PipelineError(
-            f"PyMySQL {pymysql.VERSION_STRING} lacks {', '.join(lacking)}, by which rows are read: install a release that"
-            " ackstream-spark allows"
+            f"PyMySQL {pymysql.VERSION_STRING} lacks {', '.join(lacking)}, by which rows are read: install a release"
+            " that ackstream-spark allows"
         )
     connection._execute_command(COMMAND.COM_QUERY, statement)  # noqa: SLF001  # of USED
     result = _Result(connection)
