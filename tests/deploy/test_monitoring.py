@@ -20,7 +20,7 @@ from bench.processes import free_port
 from proxy.embedded.child_process import ChildProcess
 from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy
-from tests.support.queues import rows, run
+from tests.support.queues import create_queue, rows, run
 from tests.support.servers import cache_dir
 from tests.support.waiting import eventually
 
@@ -125,6 +125,13 @@ def test_rules_and_dashboard_name_metrics_that_exist() -> None:
     assert named - known_metrics() == set()
 
 
+def test_whatever_an_alert_is_about_is_on_the_dashboard() -> None:
+    """Who is woken looks there first."""
+    alerts = METRIC.findall((DOCKER / "prometheus" / "alerts.yaml").read_text())
+    shown = {name for panel in panels() for target in panel["targets"] for name in METRIC.findall(target["expr"])}
+    assert set(alerts) - shown == set()
+
+
 def test_the_dashboard_has_what_grafana_needs_to_load_it() -> None:
     dashboard = json.loads((DOCKER / "grafana" / "ackstream.json").read_text())
     assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= dashboard.keys()
@@ -204,7 +211,8 @@ def series(port: int, expression: str) -> list[Any]:
 def test_each_panel_of_the_dashboard_shows_what_a_running_proxy_reports(
     private_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """Messages of one queue are acknowledged, given back and dead, and those of another have no consumer."""
+    """Messages of one queue are acknowledged, given back and dead, and those of another have no consumer. A third one
+    has no index, and a fourth is broken."""
     proxy = RunningProxy(private_server, tmp_path / "log", ["--log-level", "warning"])
     with contextlib.ExitStack() as stack:
         stack.callback(proxy.stop)
@@ -215,6 +223,9 @@ def test_each_panel_of_the_dashboard_shows_what_a_running_proxy_reports(
         run(client, "CREATE QUEUE m (body TEXT) MAX_ATTEMPTS = 2 DEAD_LETTER = m_dead MIN_BACKOFF = 0.1")
         run(client, "CREATE QUEUE idle (body TEXT)")
         run(client, "INSERT INTO idle (body) VALUES ('a')")
+        create_queue(client, "slow")
+        run(client, "ALTER TABLE slow DROP INDEX next_idx")
+        run(client, "CREATE TABLE broken (id BIGINT PRIMARY KEY) COMMENT 'vitess_message'")
         stop = threading.Event()
 
         def work() -> None:
