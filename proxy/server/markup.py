@@ -62,7 +62,7 @@ def number(value: float) -> str:
 
 def rate(value: float) -> str:
     """Something a second."""
-    return f"{value:,.1f}/s"
+    return f"{value:,.1f}/s" if value else "0/s"
 
 
 def duration(seconds: float) -> str:
@@ -195,6 +195,7 @@ def line(points: Points, label: str, width: int, height: int) -> str:
         else:
             x, y = (at_s - points[0][0]) * across, height - 1 - min(value, most) * up
             pieces[-1].append(f"{x:.0f},{y:.0f}")
+    pieces = [piece * 2 if len(piece) == 1 else piece for piece in pieces]  # A single value is a point.
     lines = "".join(f'<polyline points="{" ".join(piece)}"/>' for piece in pieces if piece)
     text = escape(label, quote=True)
     return (

@@ -12,6 +12,8 @@ from proxy.server.inspection import Inspected, MessageDetails
 from proxy.server.markup import box, choice, duration, facts, field, hidden, link, number, or_dash, sql_list, table
 from proxy.server.message_list import STATES, MessageList, MessageQuery
 
+NO_QUEUE = "There is no such queue, or ackstream's own account may not see it."
+
 NONE = {
     "ready": "No message is due.",
     "scheduled": "No message is scheduled.",
@@ -54,7 +56,7 @@ def list_content(inspected: Inspected, name: TableId, *, may_act: bool) -> str:
     head = f"<h1>Messages of {queue_link(name)}</h1>"
     listed = inspected.details
     if not isinstance(listed, MessageList):
-        reason = inspected.problem or "There is no such queue, or its account may not see it."
+        reason = inspected.problem or NO_QUEUE
         return f"{head}<p class=late>{escape(reason)}</p>"
     problem = f"<p class=late>{escape(listed.problem)}</p>" if listed.problem else ""
     return "\n".join([head, _states(listed), problem, _rows(listed, may_act=may_act), _pages(listed)])

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from urllib.parse import urlencode
 
 from proxy.server import markup
+from proxy.server.actions import Statement
 from proxy.server.held import longest_held
 from proxy.server.holding import REASONS
-from proxy.server.markup import bound, duration, facts, line, link, number, rate, span_s
+from proxy.server.markup import bound, duration, facts, line, link, number, rate, span_s, sql_list
 from proxy.server.overview import Name, Overview, Points, QueueState
 from proxy.server.problems import Problem
 from proxy.statements.deliveries import HeldDelivery
@@ -24,6 +25,9 @@ PROBLEMS_MAX = 50
 
 OLD_COUNT_S = 60.0
 """Older counts show their age in their row: a few rounds have failed, or nobody has asked for a while."""
+
+FIRST = Statement("Run it at the proxy's port, in a database of yours.", "CREATE QUEUE jobs (payload JSON)")
+"""What makes a first queue."""
 
 PLOT_POINTS_MAX = 30
 PLOT_WIDTH, PLOT_HEIGHT = 90, 20
@@ -96,17 +100,15 @@ def content(
     if request.sort != "name":
         value = COLUMNS[request.sort].value
         shown.sort(key=lambda queue: -(value(queue) or 0.0))
-    return "\n".join(
-        [
-            "<h1 id=queues>Queues</h1>",
-            _proxy(overview),
-            _problems(problems),
-            longest_held(held),
-            _stuck(shown),
-            _behind(shown),
-            _table(shown, request),
-        ]
-    )
+    queues = [_stuck(shown), _behind(shown), _table(shown, request)] if shown else [_none(request)]
+    return "\n".join(["<h1 id=queues>Queues</h1>", _proxy(overview), _problems(problems), longest_held(held), *queues])
+
+
+def _none(request: Request) -> str:
+    """In place of the table, where no queue is to be shown."""
+    if request.search:
+        return f"<p>There is no queue whose name contains {escape(request.search)}.</p>"
+    return f"<h2>There is no queue yet</h2>{sql_list([FIRST])}"
 
 
 def _proxy(overview: Overview) -> str:
@@ -162,8 +164,8 @@ def _stuck(queues: list[QueueState]) -> str:
     stuck = [queue for queue in queues if queue.is_stuck]
     if not stuck:
         known = all(queue.count("ready") is not None or queue.is_broken for queue in queues)
-        text = "No queue has messages that are due and held back." if known else "Some queues are not counted yet."
-        return f"<h2>Stuck</h2><p>{text}</p>"
+        well = "<p class=done>No queue has messages that are due and held back.</p>"
+        return well if known else "<p>Some queues are not counted yet.</p>"
     items = "".join(
         f"<li>{_link(queue.name)}: {number(queue.count('ready') or 0)} due;"
         f" {escape('; '.join(REASONS[reason][1] for reason in queue.reasons))}</li>"
@@ -175,10 +177,7 @@ def _stuck(queues: list[QueueState]) -> str:
 def _table(queues: list[QueueState], request: Request) -> str:
     heads = _head("name", "Queue", request)
     heads += "".join(_head(name, column.title, request) for name, column in COLUMNS.items())
-    rows = (
-        "".join(map(_row, queues))
-        or f"<tr><th scope=row colspan={len(COLUMNS) + 1}>No queue. CREATE QUEUE makes one.</th></tr>"
-    )
+    rows = "".join(map(_row, queues))
     return (
         "<div class=scroll tabindex=0 role=region aria-labelledby=queues>"
         "<table class=numbers>"

@@ -13,7 +13,7 @@ from proxy.server.holding import REASONS
 from proxy.server.inspection import GROUPS_MAX, Inspected, QueueDetails
 from proxy.server.markup import bound, duration, facts, line, number, or_dash, rate, span_s, sql_list, table
 from proxy.server.message_list import MessageQuery
-from proxy.server.message_page import messages_link
+from proxy.server.message_page import NO_QUEUE, messages_link
 from proxy.server.overview import Overview, QueueState
 from proxy.statements.batches import ShownBatch
 from proxy.statements.semaphore_counts import ShownSemaphore
@@ -38,7 +38,7 @@ def queue_content(
     head = f"<h1>{escape(str(name))}</h1>"
     details = inspected.details
     if not isinstance(details, QueueDetails):
-        reason = inspected.problem or "There is no such queue, or its account may not see it."
+        reason = inspected.problem or NO_QUEUE
         is_known = state is not None and state.count("ready") is not None
         known = f"{_state(state, None)}{_plots(state)}" if is_known else ""
         return f"{head}<p class=late>{escape(reason)}</p>{known}{_events(inspected)}"
@@ -79,7 +79,7 @@ def proxies_content(overview: Overview, inspected: Inspected, streams: Sequence[
     rows = [
         [
             "–" if shown.slot is None else f"ackstream/{shown.slot}",
-            or_dash(shown.name) + (" <span class=mark>this proxy</span>" if shown.is_own else ""),
+            or_dash(shown.name) + (' <span class="mark quiet">this proxy</span>' if shown.is_own else ""),
             or_dash(shown.version),
             "–" if shown.since_ns is None else duration((inspected.now_ns - shown.since_ns) / NS_PER_S),
             *(or_dash(value) for value in (shown.streams, shown.in_flight, shown.connection)),
@@ -98,6 +98,8 @@ def _state(state: QueueState | None, details: QueueDetails | None) -> str:
 
     def counted(name: str) -> str:
         value = None if state is None else state.count(name)
+        if name == "dead" and details is not None and details.sources and state is not None:
+            value = sum(state.count(name) or 0.0 for name in ("ready", "scheduled", "leased"))
         return "–" if value is None else number(value)
 
     own = None if details is None else details.table
@@ -123,8 +125,11 @@ def _state(state: QueueState | None, details: QueueDetails | None) -> str:
 
 def _problems(state: QueueState | None, details: QueueDetails) -> str:
     reasons = [] if state is None else [REASONS[reason][1] for reason in state.reasons]
-    items = "".join(f"<li>{escape(text)}</li>" for text in [*reasons, *details.problems])
-    return f"<h2>What holds it back</h2><ul class=stuck>{items}</ul>" if items else ""
+    return "".join(
+        f"<h2>{title}</h2><ul class=stuck>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
+        for title, texts in (("Problems", details.problems), ("What holds it back", reasons))
+        if texts
+    )
 
 
 def _plots(state: QueueState | None) -> str:
@@ -173,7 +178,7 @@ def _streams(name: TableId | None, streams: Sequence[RunningStream], *, show_pay
     heads = ["Connection", "Host", "Program", *(["Queue"] if name is None else []), "Condition"]
     heads += ["Delivered", "In flight", "Credit", "Since", "Idle", "To end it"]
     numbers = ("Connection", "Delivered", "In flight", "Credit", "Since", "Idle")
-    return table("streams", "Streams", heads, rows, "No stream reads it through this proxy.", numbers=numbers)
+    return table("streams", "Streams", heads, rows, "No stream runs here.", numbers=numbers)
 
 
 def _reasons(details: QueueDetails) -> str:

@@ -141,6 +141,13 @@ def test_queues_are_sorted_and_searched() -> None:
     assert Request.of({"sort": "nonsense"}).sort == "name"
 
 
+def test_without_a_queue_the_page_says_how_to_make_one() -> None:
+    shown = content(overview(), Request())
+    assert "CREATE QUEUE jobs (payload JSON);" in shown
+    assert "<table" not in shown
+    assert "no queue whose name contains &lt;x&gt;" in content(overview(m=1), Request.of({"search": "<x>"}))
+
+
 def test_the_page_has_one_heading_queues_and_its_search_in_the_header() -> None:
     text = document(overview(m=1), Request())
     assert text.count(">Queues</h") == 1
@@ -190,7 +197,7 @@ def test_what_is_held_for_long_is_named_with_its_holder() -> None:
         HeldDelivery(queue, 8, 1, False, 720.0, 3, 19, "worker", "10.0.0.7:4713", None),
     ]
     shown = content(overview(m=1), Request(), (), held)
-    section = shown[shown.index("Held longest") : shown.index("<h2>Stuck")]
+    section = shown[shown.index("Held longest") : shown.index("No queue has messages")]
     assert section.index("12 min") < section.index("1.5 min")
     for text in ("shop.m", "id=ff", ">0xff</a>", ">17<", "worker", "10.0.0.7:4711", "mailer &lt;1&gt;", "KILL 17"):
         assert text in section
@@ -204,7 +211,7 @@ def test_a_broken_queue_stands_first_with_what_mends_it() -> None:
     seen = History().view([*families({"a": 1}), broken], 0.0)
     problem = Problem(TableId("shop", "z"), "GRANT UPDATE ON shop.z TO <x>", is_broken=True)
     shown = content(seen, Request(), [problem])
-    assert shown.index("shop.z</a> is broken: GRANT UPDATE ON shop.z TO &lt;x&gt;") < shown.index("<h2>Stuck")
+    assert shown.index("shop.z</a> is broken: GRANT UPDATE ON shop.z TO &lt;x&gt;") < shown.index("No queue has messages")
     table = shown[shown.index("<tbody>") :]
     assert table.index("shop.z</a> <span class=mark>broken</span>") < table.index("shop.a")
     assert "Problems" not in content(seen, Request())
@@ -221,7 +228,7 @@ def test_a_queue_that_is_worked_on_is_behind_and_not_stuck() -> None:
         if second == 200:
             assert "shop.m</a>: 400 due, 1.0/s acknowledged: done in 6.7 min" in shown
         if 10 <= second <= 260:
-            assert "shop.m</a>: 4" not in shown[shown.index("<h2>Stuck") : shown.index("<h2>Behind")]
+            assert "shop.m</a>: 4" not in shown[: shown.index("<h2>Behind")]
     assert ">shop.m</a>: 400 due; the queue is paused" in shown
     assert "Behind" not in shown
 
