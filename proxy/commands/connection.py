@@ -104,6 +104,11 @@ def table_name(queue: str) -> str:
     return ".".join(map(quoted, queue.split(".", 1)))
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 message", "2 messages"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def give_up(text: str) -> NoReturn:
     """End the program with one line and EXIT_FAILED."""
     click.echo(f"ackstream: {text}", err=True)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import click
 from pymysql.cursors import SSCursor
 
+from engine.quoting import quoted
 from proxy.commands.connection import Address, reported, table_name, url_option
-from proxy.commands.values import as_json, as_text
+from proxy.commands.values import as_csv, as_json
 from proxy.session.queries import sql
 
 
-def _write(address: Address, text: str, form: str) -> None:
+def _write(address: Address, queue: str, form: str, query: Callable[..., str]) -> None:
+    """`query`: of a table and its columns."""
+    table = table_name(queue)
     with address.connect(SSCursor) as connection, connection.cursor() as cursor:
-        cursor.execute(text)
+        cursor.execute(sql("columns_of", table=table))
+        columns = ", ".join(quoted(str(name)) for name, *_ in cursor.fetchall())
+        cursor.execute(query(table=table, columns=columns))
         names = [column[0] for column in cursor.description]
         writer = csv.writer(sys.stdout)
         if form == "csv":
             writer.writerow(names)
         for row in cursor:
             if form == "csv":
-                writer.writerow(map(as_text, row))
+                writer.writerow(map(as_csv, row))
             else:
                 click.echo(as_json(dict(zip(names, row, strict=True))))
 
@@ -45,7 +52,7 @@ def peek(queue: str, address: Address, limit: int, form: str) -> None:
     Example:
       ackstream peek orders --limit 3
     """
-    _write(address, sql("peek", table=table_name(queue), limit=limit), form)
+    _write(address, queue, form, partial(sql, "peek", limit=limit))
 
 
 @click.command()
@@ -62,4 +69,4 @@ def export(queue: str, address: Address, form: str, acknowledged: bool) -> None:
       ackstream export orders_dead --format csv > dead.csv
     """
     condition = "TRUE" if acknowledged else "time_acked IS NULL"
-    _write(address, sql("export", table=table_name(queue), condition=condition), form)
+    _write(address, queue, form, partial(sql, "export", condition=condition))

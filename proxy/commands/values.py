@@ -12,6 +12,9 @@ from typing import Any
 BASE64 = "$base64"
 """The name of the one member of an object that stands for bytes that are not UTF-8."""
 
+CSV_NULL = r"\N"
+"""NULL in CSV, as MySQL's own files have it."""
+
 
 def as_json(message: Mapping[str, Any]) -> str:
     """One line. Numbers stay numbers; DECIMAL, dates and times are text; bytes that are not UTF-8
@@ -25,6 +28,16 @@ def as_text(value: Any) -> str:
     if plain is None:
         return ""
     return plain if isinstance(plain, str) else json.dumps(plain)
+
+
+def as_csv(value: Any) -> str:
+    """A field of CSV."""
+    return CSV_NULL if value is None else as_text(value)
+
+
+def of_csv(text: str) -> str | None:
+    """The column's value for a field of CSV."""
+    return None if text == CSV_NULL else text
 
 
 def of_json(value: Any) -> Any:

@@ -118,6 +118,11 @@ def hidden(**values: str) -> str:
     )
 
 
+def state(*, well: bool, yes: str, no: str) -> str:
+    """Whether something is as it should be, as HTML."""
+    return yes if well else f"<span class=late>{escape(no)}</span>"
+
+
 def or_dash(value: object) -> str:
     """A value, or a dash for None."""
     return "–" if value is None else escape(str(value))

@@ -15,13 +15,16 @@ from proxy.server import markup
 from proxy.server.actions import Statement
 from proxy.server.held import longest_held
 from proxy.server.holding import REASONS
-from proxy.server.markup import bound, duration, facts, line, link, number, rate, span_s, sql_list
+from proxy.server.markup import bound, duration, facts, line, link, number, rate, span_s, sql_list, state
 from proxy.server.overview import Name, Overview, Points, QueueState
 from proxy.server.problems import Problem
 from proxy.statements.deliveries import HeldDelivery
 
 PROBLEMS_MAX = 50
 """Problems that the page lists."""
+
+LISTED_MAX = 10
+"""Queues that are listed as stuck, or as behind: the table below has all."""
 
 OLD_COUNT_S = 60.0
 """Older counts show their age in their row: a few rounds have failed, or nobody has asked for a while."""
@@ -104,6 +107,14 @@ def content(
     return "\n".join(["<h1 id=queues>Queues</h1>", _proxy(overview), _problems(problems), longest_held(held), *queues])
 
 
+def server_facts(proxy: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Whether the server is there, and its binary log."""
+    return [
+        ("Server", state(well=bool(proxy.get("server_reachable")), yes="reachable", no="out of reach")),
+        ("Binary log", state(well=bool(proxy.get("binlog_following")), yes="followed", no="not followed")),
+    ]
+
+
 def _none(request: Request) -> str:
     """In place of the table, where no queue is to be shown."""
     if request.search:
@@ -116,8 +127,7 @@ def _proxy(overview: Overview) -> str:
     ages = [queue.count("counted_age_seconds") for queue in overview.queues]
     counted = [age_s for age_s in ages if age_s is not None]
     shown = [
-        ("Server", "reachable" if proxy.get("server_reachable") else "out of reach"),
-        ("Binary log", "followed" if proxy.get("binlog_following") else "not followed"),
+        *server_facts(proxy),
         ("Connections", number(proxy.get("connections", 0))),
         ("Streams", number(proxy.get("streams", 0))),
         ("Queues", number(len(overview.queues))),
@@ -143,12 +153,19 @@ def _problem(problem: Problem) -> str:
 
 
 def _behind(queues: list[QueueState]) -> str:
-    items = "".join(
-        f"<li>{_link(queue.name)}: {number(queue.count('ready') or 0)} due, {_progress(queue)}</li>"
+    items = [
+        f"{_link(queue.name)}: {number(queue.count('ready') or 0)} due, {_progress(queue)}"
         for queue in queues
         if queue.is_behind
-    )
-    return f"<h2>Behind</h2><ul>{items}</ul>" if items else ""
+    ]
+    return f"<h2>Behind</h2><ul class=listed>{_first(items)}</ul>" if items else ""
+
+
+def _first(items: Sequence[str]) -> str:
+    """The first ones of a list of queues, which is in the order of the table."""
+    more = len(items) - LISTED_MAX
+    shown = [*items[:LISTED_MAX], *([f"and {number(more)} more, in the order of the table"] if more > 0 else [])]
+    return "".join(f"<li>{item}</li>" for item in shown)
 
 
 def _progress(queue: QueueState) -> str:
@@ -166,12 +183,12 @@ def _stuck(queues: list[QueueState]) -> str:
         known = all(queue.count("ready") is not None or queue.is_broken for queue in queues)
         well = "<p class=done>No queue has messages that are due and held back.</p>"
         return well if known else "<p>Some queues are not counted yet.</p>"
-    items = "".join(
-        f"<li>{_link(queue.name)}: {number(queue.count('ready') or 0)} due;"
-        f" {escape('; '.join(REASONS[reason][1] for reason in queue.reasons))}</li>"
+    items = [
+        f"{_link(queue.name)}: {number(queue.count('ready') or 0)} due;"
+        f" {escape('; '.join(REASONS[reason][1] for reason in queue.reasons))}"
         for queue in stuck
-    )
-    return f"<h2>Stuck</h2><ul class=stuck>{items}</ul>"
+    ]
+    return f"<h2>Stuck</h2><ul class=stuck>{_first(items)}</ul>"
 
 
 def _table(queues: list[QueueState], request: Request) -> str:

@@ -15,6 +15,7 @@ from proxy.server.markup import bound, duration, facts, line, number, or_dash, r
 from proxy.server.message_list import MessageQuery
 from proxy.server.message_page import NO_QUEUE, messages_link
 from proxy.server.overview import Overview, QueueState
+from proxy.server.page import server_facts
 from proxy.statements.batches import ShownBatch
 from proxy.statements.semaphore_counts import ShownSemaphore
 from proxy.statements.show import RunningStream
@@ -68,8 +69,7 @@ def proxies_content(overview: Overview, inspected: Inspected, streams: Sequence[
     here = [
         ("Connections", f"{number(proxy.get('connections', 0))} of {number(proxy.get('connections_max', 0))}"),
         ("Streams", number(len(streams))),
-        ("Server", "reachable" if proxy.get("server_reachable") else "out of reach"),
-        ("Binary log", "followed" if proxy.get("binlog_following") else "not followed"),
+        *server_facts(proxy),
         ("Delivered", number(proxy.get("delivered_total", 0))),
         ("Claims in vain", number(proxy.get("claimed_in_vain_total", 0))),
         ("Errors of the server", number(proxy.get("store_errors_total", 0))),
@@ -257,7 +257,7 @@ def _batch_waits(one: ShownBatch) -> str:
 
 def _events(inspected: Inspected) -> str:
     items = "".join(f"<li>{escape(text)}</li>" for text in inspected.events[:EVENTS_SHOWN])
-    return f"<h2>Recent errors</h2><ul>{items}</ul>" if items else ""
+    return f"<h2>Recent errors</h2><ul class=listed>{items}</ul>" if items else ""
 
 
 def _settings(details: QueueDetails) -> str:

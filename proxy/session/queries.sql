@@ -434,13 +434,21 @@ SELECT CONCAT(@@global.read_only) IN ('1', 'ON') OR @@global.innodb_read_only LI
 -- Messages from `ackstream enqueue`; the values are parameters of the driver.
 INSERT INTO $table ($columns) VALUES $rows
 
+-- name: columns_of
+-- All columns, invisible ones too.
+SHOW COLUMNS FROM $table
+
+-- name: create_queue_of
+-- Refused for a table that is no queue.
+SHOW CREATE QUEUE $table
+
 -- name: peek
 -- The next messages, for people.
-SELECT * FROM $table WHERE time_acked IS NULL ORDER BY priority, time_next, id LIMIT $limit
+SELECT $columns FROM $table WHERE time_acked IS NULL ORDER BY priority, time_next, id LIMIT $limit
 
 -- name: export
 -- All messages, for people.
-SELECT * FROM $table WHERE $condition
+SELECT $columns FROM $table WHERE $condition
 
 -- name: doctor
 -- What `ackstream doctor` and the start of `serve` check of the server. On a connection of the engine's account.

@@ -63,6 +63,47 @@ def test_messages_go_in_and_come_out_as_lines_of_json(client: Any, variables: di
     assert unacknowledged(client) == 2
 
 
+def test_what_is_exported_with_all_its_columns_can_be_enqueued_and_is_new(
+    client: Any, variables: dict[str, str]
+) -> None:
+    own = "(payload TEXT, secret INT INVISIBLE, twice INT GENERATED ALWAYS AS (secret * 2) STORED)"
+    run(client, f"CREATE QUEUE jobs {own} MAX_ATTEMPTS = 2 DEAD_LETTER = jobs_dead REASON = why LEASE = held")
+    run(client, "INSERT INTO jobs_dead (id, epoch, payload, secret, why) VALUES (7, 2, 'a', 5, 'failed')")
+    run(client, f"CREATE QUEUE others {own}")
+    peeked = ackstream(variables, "peek", "jobs_dead").stdout
+    shown = json.loads(peeked)
+    assert (shown["id"], shown["secret"], shown["why"], "held" in shown) == (7, 5, "failed", True)
+    exported = ackstream(variables, "export", "jobs_dead").stdout
+    assert exported == peeked
+    done = ackstream(variables, "enqueue", "jobs", given=exported)
+    assert "1 message was enqueued" in done.stderr
+    assert rows(client, "STREAM id, epoch, payload, secret FROM jobs LIMIT 1 WAIT 20") == [(7, 1, "a", 5)]
+    as_csv = ackstream(variables, "export", "jobs", "--format", "csv").stdout
+    ackstream(variables, "enqueue", "jobs", "--format", "csv", given=as_csv.replace("\n7,", "\n8,"))
+    assert rows(client, "SELECT id, epoch, held, why FROM jobs WHERE id = 8") == [(8, 0, None, None)]
+    done = ackstream(variables, "enqueue", "others", given=exported)
+    assert "line 1: Unknown column 'held'" in done.stderr
+
+
+def test_an_error_names_its_line_and_leaves_the_batches_before_it(client: Any, variables: dict[str, str]) -> None:
+    lines = '{"payload": "a"}\n{"id": 50}\n\n{"payload": "b"}\n{"id": 50}\n{"payload": "c"}\n'
+    done = ackstream(variables, "enqueue", "m", "--batch", "2", given=lines)
+    assert done.returncode == 1
+    assert "line 5: Duplicate entry '50'" in done.stderr
+    assert "2 messages were enqueued before the error" in done.stderr
+    assert unacknowledged(client) == 2
+    assert "line 5: " in ackstream(variables, "enqueue", "m", "--all-or-none", given=lines.replace("50", "51")).stderr
+    assert unacknowledged(client) == 2
+
+
+def test_messages_are_enqueued_into_queues_alone(client: Any, variables: dict[str, str]) -> None:
+    run(client, "CREATE TABLE plain (payload TEXT)")
+    done = ackstream(variables, "enqueue", "plain", given='{"payload": "a"}\n')
+    assert done.returncode == 1
+    assert "is not a queue" in done.stderr
+    assert rows(client, "SELECT COUNT(*) FROM plain") == [(0,)]
+
+
 def test_all_or_none_leaves_nothing_behind(client: Any, variables: dict[str, str]) -> None:
     lines = '{"payload": "a"}\n{"payload": "b"}\nno JSON\n'
     done = ackstream(variables, "enqueue", "m", "--all-or-none", "--batch", "1", given=lines)
