@@ -211,7 +211,9 @@ def test_a_broken_queue_stands_first_with_what_mends_it() -> None:
     seen = History().view([*families({"a": 1}), broken], 0.0)
     problem = Problem(TableId("shop", "z"), "GRANT UPDATE ON shop.z TO <x>", is_broken=True)
     shown = content(seen, Request(), [problem])
-    assert shown.index("shop.z</a> is broken: GRANT UPDATE ON shop.z TO &lt;x&gt;") < shown.index("No queue has messages")
+    assert shown.index("shop.z</a> is broken: GRANT UPDATE ON shop.z TO &lt;x&gt;") < shown.index(
+        "No queue has messages"
+    )
     table = shown[shown.index("<tbody>") :]
     assert table.index("shop.z</a> <span class=mark>broken</span>") < table.index("shop.a")
     assert "Problems" not in content(seen, Request())
