@@ -58,7 +58,7 @@ class Report:
         for done, (name, frame) in enumerate(self.frames.items()):
             on_progress(Progress("writing", done, len(self.frames) + 1))
             place = f"{target.rstrip('/')}/{name}"
-            frame.coalesce(self._files).write.mode("overwrite").parquet(place)
+            frame.coalesce(_parts(self.spark)).write.mode("overwrite").parquet(place)
             written[name] = self.spark.read.schema(frame.schema).parquet(place)
         text = page(self._page(replace(self, frames=written), top))
         Files(self.spark, target).put(PAGE, text)
@@ -69,12 +69,6 @@ class Report:
         """Free the rows that Spark keeps."""
         self.history.drop()
         self.frames["volumes"].unpersist()
-
-    @property
-    def _files(self) -> int:
-        """Files of a folder: there are few groups, so not one for each of two hundred shuffle
-        partitions."""
-        return max(1, self.spark.sparkContext.defaultParallelism)
 
     def _page(self, written: Report, top: int) -> Page:
         parts = [
@@ -160,7 +154,7 @@ def report(
     # Messages that were acknowledged longer ago are purged, so the rates must not include that
     # time.
     window_s = min([window_s, *(kept for queue in queues if (kept := queue.directives.seconds("vt_purge_after")))])
-    volumes = measures.volumes(history, window_s).persist()
+    volumes = measures.volumes(history, window_s).coalesce(_parts(spark)).persist()
     first = volumes.where(f.col("by").isNull()).agg(f.min("first_acknowledged")).collect()[0][0]
     since_ns = min(history.now_ns - round(window_s * 10**9), history.now_ns if first is None else first)
     width_s = measures.width_for((history.now_ns - since_ns) / 10**9)
@@ -172,6 +166,12 @@ def report(
         "forecast": measures.forecast(volumes, history.now_ns, window_s, created=created is not None),
     }
     return Report(spark, queues, named, history, window_s, width_s, frames)
+
+
+def _parts(spark: SparkSession) -> int:
+    """Partitions of aggregates, and files of a folder. There are few groups, and a task for each of
+    two hundred shuffle partitions takes more than their rows do."""
+    return max(1, spark.sparkContext.defaultParallelism)
 
 
 def _grouped_by(queues: Sequence[Queue]) -> list[str]:
