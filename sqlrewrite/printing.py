@@ -7,7 +7,7 @@ the servers print them, and the keys. Everything else is printed unchanged.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -41,8 +41,6 @@ column as the servers print it."""
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
 _PRINTED_GROUP_KEY: Final = re.compile(r"KEY `time_acked_\d+` \(`time_acked`,`priority`,(.+),`time_next`,`id`\)")
 _PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"
-LIMITED_GROUPS: Final = frozenset({"GROUP_LIMIT", "GROUP_ORDER", "SEMAPHORES"})
-"""The options for which the messages in flight of each group are counted."""
 _PRINTED_LEASE_KEY: Final = re.compile(r"KEY `time_acked_\d` \(([^()]*)\)")
 _PRINTED_BATCH_KEY: Final = re.compile(r"KEY `([^`]+)` \(([^()]*)\)")
 _PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|reason|delay_s|(?i:fire|hold)|NONE")
@@ -71,24 +69,22 @@ def print_queue(
     name: str,
     options: Sequence[tuple[str, str]],
     comment: str,
+    counted: Iterable[Sequence[str]],
     *,
     no_backslash_escapes: bool,
 ) -> str:
     """The text of CREATE QUEUE. `statement` is the server's CREATE TABLE, parsed as a CREATE
-    QUEUE."""
+    QUEUE. `counted`: the columns by which messages in flight are counted, for each limit that counts them."""
     texts = [(definition, _text(statement, definition)) for definition in statement.definitions]
     by_time = statement.by_partition or statement.by_time
     added = _PRINTED_KEYS | {_PRINTED_TIME_KEY} if by_time else _PRINTED_KEYS
     given = dict(options)
     names = [given[option] for option in ("GROUP_BY", "SEMAPHORES") if option in given]
     group_by = ",".join(quote(name) for named in names for name in named.split("|"))
-    counted_by = quote(given["SEMAPHORES"]) if "SEMAPHORES" in given else group_by
     lease = given.get("LEASE")
     in_flight = f"`time_acked`,{quote(lease)},`time_next`" if lease else ""
-    lease_columns = {in_flight} if "MAX_IN_FLIGHT" in given else set[str]()
+    lease_columns = {",".join([in_flight, *map(quote, columns)]).casefold() for columns in counted}
     order_columns = f"`time_acked`,{group_by},`id`".casefold() if "GROUP_ORDER" in given else None
-    if LIMITED_GROUPS & given.keys():
-        lease_columns.add(f"{in_flight},{counted_by}".casefold())
     batch_keys = _batch_keys(given)
     kept = [
         text

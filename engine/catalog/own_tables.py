@@ -12,9 +12,10 @@ a table of InnoDB with the columns and the primary key of its version, and witho
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.catalog.limits import LimitDirective, limits_of
 from engine.catalog.verdict import Column, TableFacts
 from engine.model import TableId
 from engine.queue_table import GROUP_RATES, LIMITS, PRIMARY_KEY, SEMAPHORES, Policy
@@ -53,8 +54,6 @@ class OwnTable:
     name: str
     purpose: str
     """For whoever finds it: the comment."""
-    needed: Callable[[Policy], bool]
-    """Whether a queue with this policy needs it."""
     create: str
     """The name of the query that makes the present version: `$table`, `$comment`."""
     columns: tuple[OwnColumn, ...]
@@ -75,6 +74,10 @@ class OwnTable:
     def version(self) -> int:
         """The version that this program uses."""
         return 1 + len(self.upgrades)
+
+    def limit(self, policy: Policy) -> LimitDirective | None:
+        """A limit of a queue with this policy that needs the table; None: it has none."""
+        return next((limit for limit in limits_of(policy) if self.name in limit.tables), None)
 
     def comment(self, version: int | None = None) -> str:
         """The comment of the table in a version; None: the present one."""
@@ -124,7 +127,6 @@ def _refused(place: TableId, differences: Iterable[str]) -> str:
 LIMITS_TABLE = OwnTable(
     LIMITS,
     "the locks of queues with limits, and MAX_RATE over all proxies",
-    lambda policy: policy.limited,
     "create_limits",
     (OwnColumn("queue", *NAME_TYPE), OwnColumn("full_ns", "bigint")),
     ("queue",),
@@ -135,7 +137,6 @@ LIMITS_TABLE = OwnTable(
 GROUP_RATES_TABLE = OwnTable(
     GROUP_RATES,
     "GROUP_RATE of the message groups over all proxies",
-    lambda policy: policy.group_rate is not None,
     "create_group_rates",
     (OwnColumn("queue", *NAME_TYPE), OwnColumn("group_hash", "binary", 32), OwnColumn("full_ns", "bigint")),
     ("queue", "group_hash"),
@@ -146,7 +147,6 @@ GROUP_RATES_TABLE = OwnTable(
 SEMAPHORES_TABLE = OwnTable(
     SEMAPHORES,
     "the semaphores of the queues of this database",
-    lambda policy: policy.semaphores is not None,
     "create_semaphores",
     (OwnColumn("name", *NAME_TYPE), OwnColumn("capacity", "int")),
     ("name",),

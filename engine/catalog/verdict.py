@@ -13,6 +13,7 @@ from types import MappingProxyType
 from engine.catalog.batches import batch_column, batch_problems, follow_up_column
 from engine.catalog.delays import delay_warnings
 from engine.catalog.directives import comment_warnings, parse_comment
+from engine.catalog.limits import limits_of
 from engine.model import TableId
 from engine.queue_table import (
     PRIMARY_KEY,
@@ -210,30 +211,12 @@ def held_back(queue: QueueTable, problem: str) -> QueueTable:
     return replace(queue, policy=replace(queue.policy, paused=True), warnings=warnings)
 
 
-def limit_again(policy: Policy) -> str:
-    """The option with which ALTER QUEUE adds all that the limits of a queue require: one that it has."""
-    options = (
-        ("MAX_IN_FLIGHT", policy.max_in_flight),
-        ("GROUP_ORDER", "STRICT" if policy.group_strict else None),
-        ("GROUP_LIMIT", policy.group_limit),
-        ("MAX_RATE", None if policy.max_rate is None else f"{policy.max_rate:g}"),
-        ("GROUP_RATE", None if policy.group_rate is None else f"{policy.group_rate:g}"),
-        ("SEMAPHORES", None if policy.semaphores is None else f"({policy.semaphores})"),
-    )
-    return next(f"{name} = {value}" for name, value in options if value is not None)
-
-
 def _unkept(queue: QueueTable) -> str | None:
     """What the table lacks so that its limits can be kept; None: nothing."""
-    policy = queue.policy
-    lacking = None
-    if policy.counts_in_flight and queue.lease_index is None:
-        lacking = "a lease column and an index" if policy.lease is None else "an index on the lease column"
-    elif policy.group_strict and queue.order_index is None:
-        lacking = "the index of strict order"
-    if lacking is None:
-        return None
-    return f"ALTER QUEUE {queue.id} {limit_again(policy)} adds what is missing ({lacking})"
+    for limit in limits_of(queue.policy):
+        if lacking := limit.lacking(queue):
+            return f"ALTER QUEUE {queue.id} {limit.again(queue.policy)} adds what is missing ({lacking})"
+    return None
 
 
 def _writes_alike(facts: TableFacts) -> bool:

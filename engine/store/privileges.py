@@ -8,7 +8,7 @@ from dataclasses import replace
 from engine.catalog.obstacles import Obstacle, obstacle_of
 from engine.catalog.own_tables import OWN_TABLES, OwnTable
 from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, OF_GATHERED_ACKS, Grants
-from engine.catalog.verdict import held_back, limit_again
+from engine.catalog.verdict import held_back
 from engine.model import TableId
 from engine.packets import text_values
 from engine.queue_table import BrokenTable, Policy, QueueTable
@@ -103,7 +103,7 @@ class Rights:
         if it cannot be known now."""
         for own in OWN_TABLES.values():
             table = TableId(queue.db, own.name)
-            if not own.needed(policy):
+            if (limit := own.limit(policy)) is None:
                 continue
             if table not in self._checked:
                 self._checked[table] = self._check(own, table)
@@ -112,7 +112,7 @@ class Rights:
                     raise StoreError(f"{table}: {error}", code=error.code) from error
                 case _Absent():
                     if not own.optional:
-                        return f"ALTER QUEUE {queue} {limit_again(policy)} makes the table {table}"
+                        return f"ALTER QUEUE {queue} {limit.again(policy)} makes the table {table}"
                 case "":
                     pass
                 case problem:

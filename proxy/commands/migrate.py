@@ -53,7 +53,7 @@ def needed(store: MySQLStore, tables: Mapping[str, OwnTable] = OWN_TABLES) -> li
     for at in range(0, len(queues), AT_ONCE):
         for queue in store.describe_all(queues[at : at + AT_ONCE]).value.values():
             if isinstance(queue, QueueTable):
-                found |= {TableId(queue.id.db, own.name) for own in tables.values() if own.needed(queue.policy)}
+                found |= {TableId(queue.id.db, own.name) for own in tables.values() if own.limit(queue.policy)}
     return sorted(found, key=str)
 
 

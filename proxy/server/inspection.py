@@ -13,7 +13,10 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from engine.catalog.directive import Directive
+from engine.catalog.directives import DIRECTIVES
 from engine.model import NS_PER_S, TableId
 from engine.queue_table import BrokenTable, QueueTable
 from engine.quoting import qualified, quoted
@@ -364,42 +367,15 @@ class Inspector:
 
 def settings_of_queue(queue: QueueTable) -> tuple[tuple[str, str], ...]:
     """All options of a queue, for people."""
-    policy = queue.policy
-
-    def time(value_ns: int | None) -> str:
-        return "none" if value_ns is None else duration(value_ns / NS_PER_S)
-
-    def or_none(value: object) -> str:
-        return "none" if value in (None, 0, ()) else str(value)
-
-    def names(values: Sequence[str] | None) -> str:
-        return ", ".join(values or ()) or "none"
-
-    return (
-        ("ACK_WAIT", time(policy.ack_wait_ns)),
-        ("MIN_BACKOFF", time(policy.min_backoff_ns)),
-        ("MAX_BACKOFF", time(policy.max_backoff_ns)),
-        ("MAX_ATTEMPTS", or_none(policy.max_attempts)),
-        ("DEAD_LETTER", or_none(queue.dead_letter)),
-        ("DEAD_LETTER_OF", names([str(TableId(db or queue.id.db, name)) for db, name in policy.dead_letter_of])),
-        ("MAX_IN_FLIGHT", or_none(policy.max_in_flight)),
-        ("MAX_RATE", or_none(policy.max_rate)),
-        ("GROUP_BY", names(policy.group_by)),
-        ("GROUP_ORDER", "strict" if policy.group_strict else "none"),
-        ("GROUP_LIMIT", or_none(policy.group_limit)),
-        ("GROUP_RATE", or_none(policy.group_rate)),
-        ("SEMAPHORES", or_none(policy.semaphores)),
-        ("BATCH_BY", or_none(policy.batch_by)),
-        ("AFTER_BATCH", or_none(policy.after_batch)),
-        ("BATCH_ON_DEAD", "hold" if policy.dead_parts_hold else "fire"),
-        ("REASON", or_none(policy.reason)),
-        ("DELAY_BY", or_none(policy.delay_by)),
-        ("LEASE", or_none(policy.lease)),
-        ("ON_DISCONNECT", policy.on_disconnect.value),
-        ("PAUSED", "yes" if policy.paused else "no"),
-        ("PURGE_AFTER", time(policy.purge_after_ns)),
-        ("POLLER_INTERVAL", time(policy.poller_interval_ns)),
-        ("BATCH_SIZE", str(policy.batch_size)),
-        ("CACHE_SIZE", str(policy.cache_size)),
-        ("MESSAGE_COLS", names(policy.message_columns)),
+    in_full = {"dead_letter": queue.dead_letter, "dead_letter_of": sources_of(queue)}
+    return tuple(
+        (one.option, _shown(one, in_full.get(one.key, one.value(queue.policy)))) for one in DIRECTIVES.values()
     )
+
+
+def _shown(directive: Directive, value: Any) -> str:
+    if isinstance(value, int) and directive.field.endswith("_ns"):
+        return duration(value / NS_PER_S)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return directive.written(value) or "none"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from engine.catalog.delays import delay_problem
 from engine.catalog.directives import (
     DEFAULTS,
+    DIRECTIVES,
     dead_letter_name,
     is_marked,
     make_comment,
@@ -23,6 +24,7 @@ from engine.catalog.directives import (
     queue_values,
     with_source,
 )
+from engine.catalog.limits import LIMIT_DIRECTIVES, counted_columns
 from engine.catalog.own_tables import OWN_TABLES, OwnTable
 from engine.model import NS_PER_S, TableId
 from engine.queue_table import BrokenTable, Policy
@@ -142,7 +144,7 @@ class Creation:
         comment = await comment_of(session, dead)
         if comment is None:
             statement = await definition()
-            own = {key: value for key, value in values.items() if key not in _NOT_OF_DEAD_LETTERS}
+            own = {key: value for key, value in values.items() if DIRECTIVES[key].of_dead_letters}
             made_for = comment_with(dead, _consenting(own, dead, table))
             counted = counted_by(own)
             definitions = statement.dead_letter_sql(values.get("lease"), counted=counted, extras=extras_of(values))
@@ -165,7 +167,7 @@ class Creation:
         policy = parse_comment(comment)
         if not isinstance(policy, Policy) or not policy.locked_claims:
             return
-        made = [await self._own_table(session, table, own) for own in OWN_TABLES.values() if own.needed(policy)]
+        made = [await self._own_table(session, table, own) for own in OWN_TABLES.values() if own.limit(policy)]
         if (problem := await self._engine.limits_problem(table_id(table), policy)) is not None:
             for answer in made:
                 _not_refused(answer)
@@ -293,13 +295,6 @@ def _not_refused(answer: ServerAnswer | None) -> None:
         not_refused(answer)
 
 
-_NOT_OF_DEAD_LETTERS = frozenset(
-    {"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by", "group_limit", "group_order"}
-    | {"group_rate", "batch_by", "after_batch", "batch_on_dead", "semaphores"}
-)
-"""The directives of a queue that its dead-letter table does not get."""
-
-
 def _refusal(statement: CreateQueue, sent: str, answer: ServerAnswer) -> SqlError | Refused:
     """The server's error about the CREATE TABLE, or a syntax error about the CREATE QUEUE in its
     place."""
@@ -353,20 +348,16 @@ def group_columns(values: Mapping[str, str]) -> Sequence[str]:
 
 def refuse_uncounted(values: Mapping[str, str]) -> None:
     """Raise ServerError if messages in flight are counted, and there is no lease column."""
-    if "lease" not in values and counted_by(values) is not None:
-        name = next(name for name in ("max_in_flight", "group_limit", "group_order", "semaphores") if name in values)
-        example = f"{name.upper()} needs a lease column, which shows what is in flight: for instance LEASE = held_until"
-        raise ServerError(1105, "HY000", example)
+    counting = (limit for limit in LIMIT_DIRECTIVES if limit.counted_by is not None and limit.key in values)
+    if "lease" not in values and (limit := next(counting, None)) is not None:
+        needed = "needs a lease column, which shows what is in flight: for instance LEASE = held_until"
+        raise ServerError(1105, "HY000", f"{limit.option} {needed}")
 
 
 def counted_by(values: Mapping[str, str]) -> Sequence[str] | None:
     """The columns by which the messages in flight of a queue with these directives are counted; None: they
     are not."""
-    if "semaphores" in values:
-        return [values["semaphores"].strip()]
-    if {"group_limit", "group_order"} & values.keys():
-        return group_columns(values)
-    return () if "max_in_flight" in values else None
+    return max(counted_columns(values), key=len, default=None)
 
 
 async def refuse_unfit(session: ClientSession, statement: CreateQueue, comment: str, refusal: str) -> None:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from engine.catalog.directives import (
     DEFAULTS,
+    DIRECTIVES,
     NONE,
     OPTIONS,
-    REQUIRED,
     combination_problem,
     is_marked,
     make_comment,
-    option_name,
     option_problem,
     queue_values,
     split_comment,
     text_problem,
 )
+from engine.catalog.limits import LIMIT_DIRECTIVES, counted_columns
 from engine.service import Engine
 from proxy.session.internal_queries import Context, refuse_temporary
 from proxy.session.queries import sql
@@ -51,12 +51,6 @@ CREATE_QUEUE_COLUMNS = (ResultColumn("Queue", NAME), ResultColumn("Create Queue"
 
 EXTRA_COLUMNS = ("reason", "delay_by", "batch_by", "after_batch")
 """The directives that name a column which ALTER QUEUE adds."""
-
-
-COUNTING = frozenset({"max_in_flight", "group_limit", "group_order", "semaphores"})
-"""The directives for which messages in flight are counted."""
-
-LIMITS = COUNTING | {"max_rate", "group_rate"}
 
 
 class DefinitionStatements:
@@ -104,13 +98,17 @@ class DefinitionStatements:
             await self._creation.delay_by(session, statement.table, changed.get("delay_by"))
 
         async def add_what_is_missing() -> None:
-            if not {"lease", *LIMITS, "group_by"} & (changed.keys() | reset | without):
+            if not {"lease", "group_by", *(limit.key for limit in LIMIT_DIRECTIVES)} & (
+                changed.keys() | reset | without
+            ):
                 return
             new, rest = change(*split_comment(await marked_comment(session, statement.table)))
             await self._creation.own_tables(session, statement.table, make_comment(new, rest))
             definitions = (await self._definition(session, context, statement.table)).definitions
             default = DEFAULTS["lease"]
-            if COUNTING & new.keys() and not ({"lease"} & (new.keys() | without) or declares(definitions, default)):
+            if counted_by(new) is not None and not (
+                {"lease"} & (new.keys() | without) or declares(definitions, default)
+            ):
                 changed["lease"] = new["lease"] = default
             refuse_uncounted(new)
             if lease := new.get("lease"):
@@ -164,8 +162,15 @@ class DefinitionStatements:
             raise no_queue(table, "SHOW CREATE TABLE shows it")
         values, rest = split_comment(statement.comment)
         without = {key: NONE for key in DEFAULTS if key not in values}
-        options = [(option_name(key), value) for key, value in {**values, **without}.items()]
-        text = print_queue(statement, table.name, options, rest, no_backslash_escapes=session.no_backslash_escapes)
+        options = [(DIRECTIVES[key].option, value) for key, value in {**values, **without}.items()]
+        text = print_queue(
+            statement,
+            table.name,
+            options,
+            rest,
+            counted_columns(values),
+            no_backslash_escapes=session.no_backslash_escapes,
+        )
         return ResultSet(CREATE_QUEUE_COLUMNS, [[table.name, text]])
 
     async def _definition(self, session: ClientSession, context: Context, table: TableName) -> CreateQueue:
@@ -186,7 +191,7 @@ def _checked(options: Options) -> tuple[dict[str, str], set[str]]:
     for name, value in options:
         if value is None:
             continue
-        if value.upper() == NONE and OPTIONS[name] not in REQUIRED:
+        if value.upper() == NONE and not DIRECTIVES[OPTIONS[name]].required:
             without.add(OPTIONS[name])
         elif problem := option_problem(name, value):
             raise ServerError(1105, "HY000", problem)

@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from engine.catalog.limits import LIMIT_DIRECTIVES
 from engine.dispatch.effects import Lock
 from engine.model import Entry, Key, Selection
 from engine.packets import prepare_ok_at
@@ -61,9 +62,9 @@ NO_TRANSACTION = ServerError(
 COUNTED = ServerError(
     1105,
     "HY000",
-    "STREAM … FOR UPDATE is not possible on a queue with MAX_IN_FLIGHT, MAX_RATE, GROUP_LIMIT, GROUP_RATE or "
-    "GROUP_ORDER: these hold over all proxies, which cannot count messages that a transaction has locked. Leave FOR "
-    "UPDATE out to claim messages",
+    f"STREAM … FOR UPDATE is not possible on a queue with {', '.join(limit.option for limit in LIMIT_DIRECTIVES[:-1])}"
+    f" or {LIMIT_DIRECTIVES[-1].option}: these hold over all proxies, which cannot count messages that a transaction "
+    "has locked. Leave FOR UPDATE out to claim messages",
 )
 
 

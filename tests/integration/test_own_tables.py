@@ -58,7 +58,7 @@ def comment_and_columns(name: str) -> dict[str, str]:
 
 def put_aside(subject: ServerSubject, other: str) -> str:
     """Put another thing in the place of the queue's table of ackstream's own. Returns the name."""
-    *_, name = (own.name for own in OWN_TABLES.values() if own.needed(subject.table.policy))
+    *_, name = (own.name for own in OWN_TABLES.values() if own.limit(subject.table.policy))
     subject.execute(f"RENAME TABLE {name} TO {name}_before")
     for statement in OTHERS[other][0].format(t=name, **comment_and_columns(name)).split("; "):
         subject.execute(statement)

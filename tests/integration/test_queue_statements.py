@@ -165,7 +165,7 @@ def test_if_not_exists_leaves_what_is_there_and_makes_nothing_beside_it(connecti
         ("(a INT) ACK_WAIT = soon", 1105, "ACK_WAIT = 'soon' is not a number of seconds"),
         ("(a INT) BATCH_SIZE = 0", 1105, "BATCH_SIZE = '0' is not a whole number from 1"),
         ("(a INT) MAX_ATTEMPTS = 3", 1105, "MAX_ATTEMPTS needs DEAD_LETTER"),
-        ("(a INT) MAX_BACKOFF = 5", 1105, "MAX_BACKOFF = 5 is less"),
+        ("(a INT) MAX_BACKOFF = 5", 1105, "MAX_BACKOFF = '5' is less than ACK_WAIT"),
         ("(a INT) COMMENT 'x, max_rate=5'", 1105, "use MAX_RATE"),
         ("(a INT) SPEED = 3", 1064, "there is no option SPEED; a queue has ACK_WAIT"),
         ("(a INT, a INT) MAX_ATTEMPTS = 3 DEAD_LETTER = orders_dead", 1060, "Duplicate column"),

@@ -311,7 +311,7 @@ class ServerSubject:
     def _make_own_tables(self, comment: str) -> None:
         policy = parse_comment(comment)
         assert isinstance(policy, Policy)
-        self._own_tables = [own for own in OWN_TABLES.values() if own.needed(policy)]
+        self._own_tables = [own for own in OWN_TABLES.values() if own.limit(policy)]
         for own in self._own_tables:
             self.execute(client_sql(own.create, table=own.name, comment=f"'{own.comment()}'"))
         self._empty_own_tables()

@@ -176,7 +176,7 @@ def test_a_directive_given_twice_is_a_problem() -> None:
 
 def test_max_attempts_needs_a_place_for_dead_messages() -> None:
     (problem,) = problems(max_attempts="3")
-    assert problem.startswith("dead_letter is missing")
+    assert problem.startswith("max_attempts needs dead_letter: ")
 
 
 def test_the_greatest_backoff_cannot_be_below_the_least() -> None:
@@ -237,6 +237,11 @@ def test_options_that_cannot_stand_together_are_named(values: dict[str, str], wo
     assert problem is not None
     assert word in problem
     assert combination_problem(queue_values({})) is None
+
+
+@pytest.mark.parametrize("values", [{}, {"vt_ack_wait": "soon"}, {"max_attempts": "many", "vt_max_backoff": "late"}])
+def test_values_that_are_wrong_by_themselves_combine_with_all_others(values: dict[str, str]) -> None:
+    assert combination_problem({"vt_max_backoff": "9", **values}) is None
 
 
 def test_a_text_besides_the_directives_may_not_be_one() -> None:

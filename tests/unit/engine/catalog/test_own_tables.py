@@ -95,9 +95,9 @@ LIMITS = [{"max_rate": 5}, {"max_in_flight": 5}, {"group_limit": 5}, {"group_str
 
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_queues_with_a_limit_of_their_own_need_the_table_of_limits(limit: dict[str, Any]) -> None:
-    assert LIMITS_TABLE.needed(replace(POLICY, **limit))
+    assert LIMITS_TABLE.limit(replace(POLICY, **limit)) is not None
 
 
 @pytest.mark.parametrize("policy", [POLICY, replace(POLICY, semaphores="needs")], ids=["none", "semaphores"])
 def test_other_queues_need_none(policy: Policy) -> None:
-    assert not LIMITS_TABLE.needed(policy)
+    assert LIMITS_TABLE.limit(policy) is None

@@ -59,7 +59,7 @@ def answers(engine: StubEngine, visitors: int = 1) -> list[Inspected]:
 def test_the_page_has_all_settings_of_a_queue() -> None:
     shown = dict(settings_of_queue(queue_table()))
     assert shown.keys() == OPTIONS.keys()
-    assert (shown["ACK_WAIT"], shown["PAUSED"], shown["MAX_RATE"]) == ("30 s", "no", "none")
+    assert (shown["ACK_WAIT"], shown["PAUSED"], shown["MAX_RATE"]) == ("30 s", "0", "none")
 
 
 def test_all_visitors_share_one_reading() -> None:
