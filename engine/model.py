@@ -331,7 +331,10 @@ class LimitsLeft(NamedTuple):
     paced_until_ns: int | None = None
     """When `max_rate` allows the next messages (server's clock); None: it is not kept there."""
     groups: tuple[GroupLeft, ...] = ()
-    """Of the groups of these messages those that may be full, or have used up their rate."""
+    """Of the groups of these messages those that may be full."""
+    paced_groups: tuple[tuple[Group, int], ...] = ()
+    """Of the groups of these messages those that have used up their `group_rate`, and when it allows the next message
+    (server's clock)."""
     semaphores: tuple[SemaphoreLeft, ...] = ()
     """The semaphores that these messages need."""
     problem: str | None = None
@@ -349,8 +352,6 @@ class GroupLeft(NamedTuple):
     """Where groups are in strict order, the message that has to be delivered first, if it was not claimed."""
     head: Entry | None = None
     """The message `first` as the server has shown it, if the claim was not to take it."""
-    paced_until_ns: int | None = None
-    """When `group_rate` allows its next message (server's clock); None: now."""
 
 
 Holder = tuple[TableId | None, Key]

@@ -105,21 +105,10 @@ class Policy:
         return len(self.group_by) if self.group_by and self.semaphores is not None else None
 
     @property
-    def limited(self) -> bool:
-        """Whether the queue has a limit of its own: each claim locks its row in the table of limits."""
-        limits = (self.max_in_flight, self.max_rate, self.group_most, self.group_rate)
-        return any(limit is not None for limit in limits)
-
-    @property
-    def counts_in_flight(self) -> bool:
-        """Whether a limit counts messages in flight, by the index of the lease column."""
-        limits = (self.max_in_flight, self.group_most, self.semaphores)
-        return any(limit is not None for limit in limits)
-
-    @property
     def locked_claims(self) -> bool:
         """Whether claims with the same limit wait for each other in the database."""
-        return self.limited or self.semaphores is not None
+        limits = (self.max_in_flight, self.max_rate, self.group_most, self.group_rate, self.semaphores)
+        return any(limit is not None for limit in limits)
 
     batch_by: str | None = None
     """The column with the batch that a message is a part of; None: its messages are no parts."""

@@ -46,7 +46,6 @@ class Deliveries:
         parts = self._parts
         taken = {claim.key for claim in claims}
         by_group: dict[FilterGroup, list[Lease]] = {}
-        parts.capacity.return_unused(len(attempt.picked.keys() - taken))
         lockable = taken | attempt.left_out | attempt.waiting
         for group, missed in attempt.missed_by_group(lockable).items():
             by_group[group] = []
@@ -179,8 +178,6 @@ class Deliveries:
         parts = self._parts
         for lease in leases:
             parts.measures.given_back += lease.is_sent
-            if lease.locked or not lease.is_sent:
-                parts.capacity.return_unused(1)
             if lease.locked:
                 continue
             if lease.is_sent:

@@ -333,17 +333,14 @@ class Dispatcher:
         here = {lease.key for lease in self.parts.leases.among(keys)}
         if len(here) < len(keys):
             self.parts.capacity.reopen()
-        if self.parts.places.limited:
-            for key in keys:
-                if key not in here:
-                    self.parts.places.delivery_over(key)
+        self.parts.places.deliveries_over(key for key in keys if key not in here)
 
     def policy_changed(self, now: Instant, policy: Policy) -> Effects:
         """The table's comment has changed."""
         before = self.parts.policy
-        added = "AFTER_BATCH" if policy.after_batch is not None and before.after_batch is None else None
-        if policy.semaphores is not None and before.semaphores is None:
-            added = "SEMAPHORES"
+        added = "a limit" if policy.locked_claims and not before.locked_claims else None
+        if policy.after_batch is not None and before.after_batch is None:
+            added = "AFTER_BATCH"
         self.parts.set_policy(policy, now)
         effects: Effects = [
             self._deliveries.end_stream(subscriber, Cause.UNUSABLE, f"FOR UPDATE is not possible with {added}")
@@ -384,13 +381,11 @@ class Dispatcher:
     def semaphores_freed(self, now: Instant, table: TableId | None, keys: Collection[Key] | None) -> Effects:
         """Messages of another queue of the database (None: of any; with keys None: any of its messages) hold no
         semaphores any more, or may hold none; or semaphores were changed."""
-        semaphores = self.parts.places.semaphores
-        if not semaphores.limited:
+        if not self.parts.places.limited:
             return []
         if table is None or keys is None:
-            semaphores.any_over()
-        for key in keys or ():
-            semaphores.delivery_over(key, table)
+            self.parts.places.any_over()
+        self.parts.places.deliveries_over(keys or (), table)
         return self._advance(now)
 
     # Events: answers of the database.
@@ -499,10 +494,10 @@ class Dispatcher:
         attempt = self.parts.claims.record_answer(claim_id, claims, rows, left_out, waiting)
         self.parts.follow_ups.set_aside(waiting, self.parts.groups.main.scans.buffer.upcoming)
         self.parts.capacity.claim_counted(now, left, len(claims))
-        self.parts.places.claim_answered(now, left)
-        self.parts.capacity.claim_took(now.mono_ns - attempt.started_ns)
-        self.parts.places.rates.claim_took(now.mono_ns - attempt.started_ns)
-        self.parts.scans.claim_took(now.mono_ns - attempt.started_ns, now)
+        duration_ns = now.mono_ns - attempt.started_ns
+        self.parts.places.claim_answered(now, left, duration_ns)
+        self.parts.capacity.claim_took(duration_ns)
+        self.parts.scans.claim_took(duration_ns, now)
         effects: Effects = []
         for attempt, answer in self.parts.claims.take_answers():
             self._deliveries.start_leases(now, attempt, answer)
@@ -576,7 +571,7 @@ class Dispatcher:
                 self._locked.failure_counted(now, claim, claim.failed_wait_ns)
             elif claim.sent and claim.key not in self.parts.dead_letters:
                 self.parts.dead_letters.add_if_dead(Entry(claim.key, claim.epoch, claim.priority, now.server_ns), now)
-            self.parts.places.delivery_over(claim.key)
+        self.parts.places.deliveries_over(claim.key for claim in returns)
         self.parts.scans.rescan_returned(returns)
         self.parts.capacity.reopen()
         return self._advance(now)
@@ -630,8 +625,7 @@ class Dispatcher:
     def move_done(self, now: Instant, moved: Iterable[Key]) -> Effects:
         """These dead messages were moved. The others are locked, changed, or cannot be moved."""
         moved = set(moved)
-        for key in moved:
-            self.parts.places.delivery_over(key)
+        self.parts.places.deliveries_over(moved)
         others = self.parts.dead_letters.move_answered(now, moved)
         self.parts.scans.retry_later(others, now)
         self.parts.scans.request_scans()

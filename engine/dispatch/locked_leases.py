@@ -57,7 +57,6 @@ class LockedLeases:
             leases = [lease for lease in lock.leases if lease.awaits_lock]
             missed = [lease for lease in leases if lease.key not in locked]
             self._deliveries.end_leases(missed)
-            parts.capacity.return_unused(len(missed))
             sent = [lease for lease in leases if lease.key in locked]
             rows = {entry.key: entry for entry in read}
             for lease in sent:

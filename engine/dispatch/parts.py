@@ -100,7 +100,7 @@ class Parts:
             leases=leases,
             runs=Runs(),
             claims=claims,
-            capacity=Capacity(policy, limits, leases, claims, now),
+            capacity=Capacity(policy, limits, leases, claims),
             scans=ScanScheduler(groups, policy, limits, numbers),
             fetches=FetchesUnderWay(groups, limits.fetch_max, numbers, refusals.fetch_size),
             locks=LocksUnderWay(groups, numbers),
@@ -129,7 +129,7 @@ class Parts:
             self.groups.set_turns(turns)
         self.policy = policy
         self.claims.set_policy(policy)
-        self.capacity.set_policy(policy, now)
+        self.capacity.set_policy(policy)
         self.scans.set_policy(policy)
         self.dead_letters.set_policy(policy)
         self.purges.set_policy(policy, now)

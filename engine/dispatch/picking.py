@@ -37,7 +37,7 @@ class Picking:
             for group in parts.groups
         ]
         wanted = sum(messages for _, messages in demand)
-        most = parts.capacity.lock_size(wanted, now) if locks else self._claim_size(wanted, now)
+        most = parts.capacity.lock_size(wanted) if locks else self._claim_size(wanted, now)
         taken = self._take(demand, most) if most else []
         if parts.refusals and not locks:
             taken = self._without_refused(taken, demand, now)
@@ -50,7 +50,6 @@ class Picking:
                     del picked[entry.key]
                     parts.in_flight.note_unused(entry.group)
                     group.scans.buffer.forget_misses((entry.key,))  # No claim of it will be answered.
-        parts.capacity.use(len(picked))
         return picked
 
     def _claim_size(self, wanted: int, now: Instant) -> int:
@@ -101,7 +100,6 @@ class Picking:
         if len(wanting) != 1 or not self._may_take_unscanned(wanting[0], now, keys):
             return None
         parts.scans.inserted_unscanned(wanting[0], now)
-        parts.capacity.use(len(keys))
         return {key: (wanting[0], Entry(key, 0, 0, 0)) for key in keys}
 
     def _take(self, demand: Demand, count: int) -> list[Taken]:
@@ -137,8 +135,8 @@ class Picking:
             return False
         if parts.places.limited or (group.locks and parts.groups.turns is not None):
             return False  # An INSERT does not show the message group. A claim returns it, and a lock does not.
-        size = parts.capacity.lock_size if group.locks else parts.capacity.claim_size
-        if group.credit < count or size(count, now) != count:
+        size = parts.capacity.lock_size(count) if group.locks else parts.capacity.claim_size(count, now)
+        if group.credit < count or size != count:
             return False
         known = (parts.is_taken(key) or parts.leases.get(key) or parts.releases.is_under_way(key) for key in keys)
         return parts.scans.has_nothing_due(group, now) and not any(known)

@@ -5,21 +5,22 @@ a group is what waits. A claim shows who holds the full ones of the semaphores t
 messages need (`SemaphoreLeft`). A holder is remembered until its delivery is over, in whichever queue,
 or until its lease ends. All is forgotten at the next poll, and a claim then shows it again. So a full
 semaphore causes no claim before it may have a place.
-
-All this is a hint: each claim counts again in the database.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from types import MappingProxyType
 
+from engine.dispatch.group_hint import GroupHint
 from engine.dispatch.instant import Instant
-from engine.model import Entry, Group, Holder, Key, SemaphoreLeft, TableId
+from engine.dispatch.leases import Leases
+from engine.model import Entry, Group, Holder, Key, LimitsLeft, TableId
 from engine.queue_table import Policy
 
 KNOWN_MAX = 1_024
@@ -49,12 +50,13 @@ class _Known:
     """When it is forgotten (server's clock)."""
 
 
-class SemaphorePlaces:
+class SemaphorePlaces(GroupHint):
     """The places of the semaphores that one table needs. Reports groups that may have a place again."""
 
-    def __init__(self, policy: Policy, note_unused: Callable[[Group], None]) -> None:
-        self._policy = policy
-        self._note_unused = note_unused
+    reasons = MappingProxyType({"semaphores": "each message needs a semaphore that is full or does not exist"})
+
+    def __init__(self, policy: Policy, note_unused: Callable[[Group], None], leases: Leases) -> None:
+        super().__init__(policy, note_unused, leases)
         self._known: dict[str, _Known] = {}
         self._held: dict[Holder, set[str]] = {}
         """The semaphores of each holder."""
@@ -62,10 +64,6 @@ class SemaphorePlaces:
         """The groups that lack a place of a semaphore, since it was last reported."""
         self._taken: Counter[str] = Counter()
         """Places of messages that were taken in this round."""
-        self._claiming = False
-        self._over: set[Holder] = set()
-        """Holders that were over since the claim under way was started, which may have counted them."""
-        self._all_over = False
 
     @property
     def limited(self) -> bool:
@@ -74,18 +72,17 @@ class SemaphorePlaces:
 
     # Picking.
 
-    def has_place(self, group: Group | None) -> bool:
+    def has_place(self, group: Group, key: Key, here: int, taken: int) -> bool:
         """Whether a message of this group may be in flight. A semaphore of which nothing is known may
         have one."""
-        lacking = [name for name in needs_of(group) if self._lacks(name)] if self.limited else ()
+        lacking = [name for name in needs_of(group) if self._lacks(name)]
         for name in lacking:
-            self._waiting.setdefault(name, set()).add(group or ())
+            self._waiting.setdefault(name, set()).add(group)
         return not lacking
 
-    def note_taken(self, group: Group | None) -> None:
-        """A message of this group was taken in this round."""
-        if self.limited:
-            self._taken.update(needs_of(group))
+    def note_taken(self, group: Group) -> None:
+        """Its semaphores have a place less in this round."""
+        self._taken.update(needs_of(group))
 
     def end_round(self) -> None:
         """What was taken is claimed, or was not handed out."""
@@ -95,57 +92,44 @@ class SemaphorePlaces:
 
     # Claims.
 
-    def claim_started(self) -> None:
-        """A claim starts. What is reported from now on may be over although it was counted."""
-        self._claiming = True
-        self._over.clear()
-        self._all_over = False
-
-    def claim_answered(self, now: Instant, found: Iterable[SemaphoreLeft]) -> None:
-        """A claim was answered, and has found these semaphores; none, if it failed."""
-        self._claiming = False
-        for left in found:
-            self._forget(left.name)
-            if self._all_over:
+    def claim_answered(self, now: Instant, left: LimitsLeft, over: Collection[Holder] | None) -> None:
+        """Remember who holds these semaphores."""
+        for found in left.semaphores:
+            self._forget(found.name)
+            if over is None:
                 continue
             until_ns = now.server_ns + self._policy.poller_interval_ns
             holders = {
                 holder: end_ns
-                for holder, end_ns in left.holders.items()
-                if holder not in self._over and end_ns > now.server_ns
+                for holder, end_ns in found.holders.items()
+                if holder not in over and end_ns > now.server_ns
             }
             ends = [(end_ns, holder) for holder, end_ns in holders.items()]
             ends.sort(key=lambda end: end[0])
-            self._known[left.name] = _Known(left.capacity, holders, ends, until_ns)
+            self._known[found.name] = _Known(found.capacity, holders, ends, until_ns)
             for holder in holders:
-                self._held.setdefault(holder, set()).add(left.name)
+                self._held.setdefault(holder, set()).add(found.name)
         for name in [*islice(self._known, max(0, len(self._known) - KNOWN_MAX))]:
             self._forget(name)
 
     # Reports.
 
     def delivery_over(self, key: Key, table: TableId | None = None) -> None:
-        """The delivery of a message is over, or may be. `table`: None for this one."""
-        if not self.limited:
-            return
+        """The message holds no semaphores any more."""
         holder = table, key
-        if self._claiming:
-            self._over.add(holder)
         for name in self._held.pop(holder, ()):
             del self._known[name].holders[holder]
             self._requeue(name)
 
     def rows_shown(self, entries: Iterable[Entry]) -> None:
-        """A scan shows these messages. One with another time than the end of its lease is not in flight any
-        more, or was extended."""
-        for entry in entries if self._held else ():
+        """Forget those that are not in flight here and show another time than the end of their lease."""
+        for entry in (entry for entry in entries if self._leases.get(entry.key) is None) if self._held else ():
             names = self._held.get((None, entry.key), ())
             if any(self._known[name].holders[None, entry.key] != entry.due_ns for name in names):
                 self.delivery_over(entry.key)
 
     def any_over(self) -> None:
-        """Any delivery may be over, or semaphores were changed."""
-        self._all_over = True
+        """Forget all. Semaphores may also have been changed."""
         for name in [*self._known]:
             self._forget(name)
 
@@ -163,21 +147,15 @@ class SemaphorePlaces:
     def _end_of(self, holder: Holder) -> None:
         self.delivery_over(holder[1], holder[0])
 
-    @property
-    def next_ns(self) -> int | None:
-        """When the time alone may free a place that is waited for (server's clock); None: never."""
+    def next_ns(self, now: Instant) -> int | None:
+        """When the time alone may free a place that is waited for (monotonic); None: never."""
         times: list[int] = []
         for name in self._waiting:
             if (known := self._known.get(name)) is not None:
                 while known.ends and known.ends[0][1] not in known.holders:
                     heapq.heappop(known.ends)
                 times += [known.until_ns, *(end_ns for end_ns, _ in known.ends[:1])]
-        return min(times, default=None)
-
-    def set_policy(self, policy: Policy) -> None:
-        """The table's comment has changed."""
-        self._policy = policy
-        self.any_over()
+        return now.until(min(times)) if times else None
 
     def _lacks(self, name: str) -> bool:
         known = self._known.get(name)

@@ -77,14 +77,12 @@ class Turns:
 
     def may_follow(self, group: Group | None) -> bool:
         """Whether one more message of this group may be taken, behind the first one of a run."""
-        if self._places is None or group is None:
-            return True
-        return self._places.rates.allows(group, self._taken.get(group, 0))
+        return self._places is None or self._places.may_follow(group, self._taken.get(group, 0))
 
     def note_turn(self, group: Group | None) -> None:
         """A message of this group was taken."""
         if self._places is not None:
-            self._places.semaphores.note_taken(group)
+            self._places.note_taken(group)
         if self.turn_values is not None:
             group = self.turn_of(group)
         self._taken[group] = self._taken.get(group, 0) + 1
@@ -111,7 +109,7 @@ class Turns:
         self._unknown_taken |= None in self._taken
         self._taken.clear()
         if self._places is not None:
-            self._places.semaphores.end_round()
+            self._places.end_round()
 
 
 Place = tuple[int, Key, int, int]

@@ -37,11 +37,9 @@ def _scan_times(parts: Parts) -> list[int | None]:
     for group in groups:
         times += scans.wake_times(group, now)
         if group.scans.buffer.ready:
-            times += [parts.capacity.next_token_ns, parts.refusals.pause_until_ns]
+            times += [parts.capacity.paced_until_ns, parts.refusals.pause_until_ns]
     if parts.groups.with_credit():
-        times += [parts.capacity.reopen_ns(now), parts.places.rates.next_ns]
-        if (free_ns := parts.places.next_ns) is not None:
-            times.append(now.until(free_ns))
+        times += [parts.capacity.reopen_ns(now), parts.places.next_ns(now)]
     if dead_letters.scanned_for:
         times.append(scans.dead_scan_ns(now))
     if groups or dead_letters.due_count or dead_letters.scanned_for:

@@ -61,7 +61,7 @@ from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import RowFetch
 from engine.store.group_scan import scan_by_group
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
-from engine.store.limits.claim import ClaimLimits, limits_of
+from engine.store.limits.claim import ClaimLimits, own_limits
 from engine.store.limits.group_rate import IdleRates
 from engine.store.limits.semaphores import Semaphores, none_exist, shows_no_table
 from engine.store.opening import BackendAddress, ConnectionLimits
@@ -535,7 +535,7 @@ class MySQLStore:
         self, table: QueueTable, wanted: Sequence[Wanted], slot: int, fetch_of: FetchOf | None
     ) -> Timed[ClaimResult]:
         began_s, by_key = time.monotonic(), {want.key: want for want in wanted}
-        of_queue = limits_of(table, self._claim_s.get(table.id, 0.0))
+        of_queue = own_limits(table, self._claim_s.get(table.id, 0.0))
         limits = ClaimLimits([*of_queue, *self._semaphores.of_claim(table, wanted)], by_key)
         claim = ClaimTransaction(table, by_key, slot, limits, self._batches, fetch_of)
         with self._pool.connection(claim.context) as connection:

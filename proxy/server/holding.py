@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from engine.dispatch.capacity import CAPACITY_REASONS
 from engine.dispatch.dispatcher import Dispatcher
+from engine.dispatch.group_places import HINTS
 from engine.model import NS_PER_S
 
 CONSUMER_S = 30
@@ -54,41 +56,20 @@ def _no_consumer(seen: Seen) -> bool:
     return not seen.has_consumer
 
 
-def _limit(seen: Seen) -> bool:
+def _limits(seen: Seen) -> set[str]:
+    """The reasons of the limits of the queue. Those of groups hold if only messages of groups without a place are
+    ready."""
     parts = seen.dispatcher.parts
-    return bool(seen.dispatcher.subscribers) and not parts.policy.paused and not parts.capacity.is_open
-
-
-def _only_parked(seen: Seen) -> bool:
-    """Only messages of groups without a place are ready."""
-    held = any(group.scans.buffer.due and not group.scans.buffer.ready for group in seen.dispatcher.parts.groups)
-    return bool(seen.dispatcher.subscribers) and held
-
-
-def _group_limit(seen: Seen) -> bool:
-    policy = seen.dispatcher.parts.policy
-    return policy.group_limit is not None and not policy.group_strict and _only_parked(seen)
-
-
-def _group_rate(seen: Seen) -> bool:
-    return len(seen.dispatcher.parts.places.rates) > 0 and _only_parked(seen)
-
-
-def _group_order(seen: Seen) -> bool:
-    return seen.dispatcher.parts.policy.group_strict and _only_parked(seen)
+    if not seen.dispatcher.subscribers:
+        return set()
+    found = set(parts.capacity.reasons_at(seen.now_ns))
+    if any(group.scans.buffer.due and not group.scans.buffer.ready for group in parts.groups):
+        found |= {hint.reason for hint in parts.places.hints if hint.reason is not None}
+    return found
 
 
 def _batch(seen: Seen) -> bool:
     return bool(seen.dispatcher.subscribers) and seen.dispatcher.parts.follow_ups.hold_back
-
-
-def _semaphores(seen: Seen) -> bool:
-    return seen.dispatcher.parts.policy.semaphores is not None and _only_parked(seen)
-
-
-def _rate(seen: Seen) -> bool:
-    next_ns = seen.dispatcher.parts.capacity.next_token_ns
-    return bool(seen.dispatcher.subscribers) and next_ns is not None and next_ns > seen.now_ns
 
 
 def _refused(seen: Seen) -> bool:
@@ -107,17 +88,11 @@ def _consumers_full(seen: Seen) -> bool:
 
 NO_CONSUMER = "no_consumer"
 
-REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
+_TESTS: Mapping[str, tuple[Test, str]] = MappingProxyType(
     {
         "paused": (_paused, "the queue is paused: RESUME QUEUE"),
         NO_CONSUMER: (_no_consumer, f"no stream has read it for {CONSUMER_S} s"),
-        "limit": (_limit, "as many are in flight as max_in_flight or vt_cache_size allows"),
-        "group_limit": (_group_limit, "each group that has messages has as many in flight as group_limit allows"),
-        "group_rate": (_group_rate, "each group that has messages has used up its group_rate, or has no place"),
-        "group_order": (_group_order, "each group that has messages waits for its first one"),
         "batch": (_batch, "follow-ups wait for the parts of their batches"),
-        "semaphores": (_semaphores, "each message needs a semaphore that is full or does not exist"),
-        "rate": (_rate, "max_rate allows the next one later"),
         "refused": (_refused, "the server refuses claims of messages, which are passed over: see Problem or the log"),
         "server_stalls": (
             _server_stalls,
@@ -126,9 +101,17 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
         "consumers_full": (_consumers_full, "each stream has as many as it may hold, or does not read"),
     }
 )
-"""Each reason with its test and its text for people. A new kind of limit adds its reason here."""
+"""The reasons that are no limits, each with its test and its text for people."""
+
+REASONS: Mapping[str, str] = {
+    **{name: text for name, (_, text) in _TESTS.items()},
+    **CAPACITY_REASONS,
+    **{name: text for kind in HINTS for name, text in kind.reasons.items()},
+}
+"""All reasons, each with its text for people."""
 
 
 def reasons(seen: Seen) -> tuple[str, ...]:
     """The reasons that hold now. Whether a message is due is not part of them."""
-    return tuple(name for name, (holds, _) in REASONS.items() if holds(seen))
+    found = {name for name, (holds, _) in _TESTS.items() if holds(seen)} | _limits(seen)
+    return tuple(name for name in REASONS if name in found)

@@ -185,7 +185,7 @@ def _stuck(queues: list[QueueState]) -> str:
         return well if known else "<p>Some queues are not counted yet.</p>"
     items = [
         f"{_link(queue.name)}: {number(queue.count('ready') or 0)} due;"
-        f" {escape('; '.join(REASONS[reason][1] for reason in queue.reasons))}"
+        f" {escape('; '.join(REASONS[reason] for reason in queue.reasons))}"
         for queue in stuck
     ]
     return f"<h2>Stuck</h2><ul class=stuck>{_first(items)}</ul>"

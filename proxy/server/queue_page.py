@@ -124,7 +124,7 @@ def _state(state: QueueState | None, details: QueueDetails | None) -> str:
 
 
 def _problems(state: QueueState | None, details: QueueDetails) -> str:
-    reasons = [] if state is None else [REASONS[reason][1] for reason in state.reasons]
+    reasons = [] if state is None else [REASONS[reason] for reason in state.reasons]
     return "".join(
         f"<h2>{title}</h2><ul class=stuck>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
         for title, texts in (("Problems", details.problems), ("What holds it back", reasons))

@@ -68,7 +68,7 @@ def claim(subject: AnySubject, *keys: Key) -> tuple[list[Key], LimitsLeft]:
 
 def waits(left: LimitsLeft) -> dict[Group, int]:
     """When the rates of groups allow their next messages."""
-    return {group.group: group.paced_until_ns for group in left.groups if group.paced_until_ns is not None}
+    return dict(left.paced_groups)
 
 
 def test_of_each_group_a_burst_is_claimed_and_the_claim_shows_when_it_goes_on(subject: AnySubject) -> None:
@@ -83,6 +83,16 @@ def test_of_each_group_a_burst_is_claimed_and_the_claim_shows_when_it_goes_on(su
     assert waits(left).keys() == {ACME, ("acme", 8), (None, 7)}
     for until_ns in waits(left).values():
         assert before_ns + S // RATE <= until_ns <= subject.now_ns() + S // RATE
+
+
+def test_a_group_that_is_full_and_has_used_up_its_rate_shows_both() -> None:
+    subject = MemorySubject(groups=COLUMNS, group_rate=RATE, group_limit=1)
+    put(subject, [1, 2])
+    claim(subject, 1)
+    claimed, left = claim(subject, 2)
+    assert claimed == []
+    assert [set(group.holders) for group in left.groups] == [{1}]
+    assert waits(left).keys() == {ACME}
 
 
 def test_the_next_one_can_be_claimed_when_the_rate_allows_it(subject: AnySubject) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pymysql.cursors import SSCursor
 
-from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
+from engine.dispatch.burst import BURST_S, CLAIM_MAX_S
 from proxy.embedded.server import EmbeddedServer
 from tests.support import insides
 from tests.support.proxies import RunningProxy, running_proxy

@@ -624,7 +624,7 @@ class ARowThatCameWithItsClaimIsSentWhateverWasReported(Dispatcher):
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
         self.parts.claims = ClaimsWithoutReports(policy, jitter, self.parts.numbers, self.parts.in_flight)
-        self.parts.capacity = Capacity(policy, limits, self.parts.leases, self.parts.claims, now)
+        self.parts.capacity = Capacity(policy, limits, self.parts.leases, self.parts.claims)
 
 
 class RowsThatDidNotComeWithTheirClaimAreForgotten(BrokenDeliveries):
@@ -687,7 +687,7 @@ class CapacityIsIgnored(Dispatcher):
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
-        self.parts.capacity = Unbounded(policy, limits, self.parts.leases, self.parts.claims, now)
+        self.parts.capacity = Unbounded(policy, limits, self.parts.leases, self.parts.claims)
 
 
 class AFailedScanIsTheLast(Dispatcher):

@@ -747,7 +747,8 @@ class DispatcherWithFullGroups(Dispatcher):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.parts.places.delivery_over = lambda key: None  # type: ignore[method-assign]
+        for hint in self.parts.places.hints:
+            hint.delivery_over = lambda *_: None  # type: ignore[method-assign]
 
 
 class FullGroupsStayFull(Grouped):
@@ -853,7 +854,8 @@ class DispatcherThatWaitsForTheFirst(Dispatcher):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.parts.places.delivery_over = lambda key: None  # type: ignore[method-assign]
+        for hint in self.parts.places.hints:
+            hint.delivery_over = lambda *_: None  # type: ignore[method-assign]
 
 
 class TheFirstStaysFirst(Strict):
@@ -894,7 +896,8 @@ class DispatcherThatParksPacedGroups(Dispatcher):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.parts.places.rates.forget_ended = lambda now: None  # type: ignore[method-assign]
+        for hint in self.parts.places.hints:
+            hint.forget_ended = lambda now: None  # type: ignore[method-assign]
 
 
 class PacedGroupsStayParked(GroupPaced):

@@ -7,7 +7,7 @@ between two of them. Each proxy works at one of two queues, which share the sema
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim
 from engine.dispatch.instant import Instant
 from engine.dispatch.semaphore_places import needs_of
-from engine.model import NS_PER_S, Entry, Key, TableId
+from engine.model import NS_PER_S, Entry, Key, LimitsLeft, TableId
 from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step
 from engine.store.limits.semaphores import SemaphoreCounts
 from tests.property.test_limits import (
@@ -295,7 +295,8 @@ class DispatcherThatParksForGood(Dispatcher):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.parts.places.semaphores._note_unused = lambda group: None
+        for hint in self.parts.places.hints:
+            hint._note_unused = lambda group: None
 
 
 class ParkedStaysParked(Shared):
@@ -311,12 +312,12 @@ class DispatcherThatForgetsReports(Dispatcher):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        places = self.parts.places.semaphores
+        places = self.parts.places
         answered = places.claim_answered
 
-        def without_reports(now: Instant, found: Iterable[object]) -> None:
-            places._over.clear()
-            answered(now, found)  # type: ignore[arg-type]
+        def without_reports(now: Instant, left: LimitsLeft | None, duration_ns: int) -> None:
+            places._over = set()
+            answered(now, left, duration_ns)
 
         places.claim_answered = without_reports  # type: ignore[method-assign]
 

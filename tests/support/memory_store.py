@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from engine.catalog.own_tables import LIMITS_TABLE
+from engine.dispatch.burst import burst_of
 from engine.dispatch.semaphore_places import needs_of
 from engine.model import (
     ANYTHING,
@@ -51,7 +53,7 @@ from engine.store.limits.group_limit import GroupCounts
 from engine.store.limits.group_order import GroupOrder, checks, runs_of
 from engine.store.limits.group_rate import GroupPaces
 from engine.store.limits.in_flight import InFlightCount
-from engine.store.limits.limit import Choice, burst_of
+from engine.store.limits.limit import Choice
 from engine.store.limits.of_queue import Rate
 from engine.store.limits.pace import Pace
 from engine.store.limits.semaphores import SemaphoreCounts, unchanged
@@ -577,7 +579,7 @@ class MemoryClaim:
         """The rows of the limits that it has to lock. A semaphore that does not exist has none."""
         named = ((self._table.id.db, name) for name in self._names)
         rows = [place for place in named if place in self._store.semaphores]
-        return [*([self._table.id] if self._policy.limited else []), *rows]
+        return [*([self._table.id] if LIMITS_TABLE.limit(self._policy) else []), *rows]
 
     @property
     def waits(self) -> bool:
@@ -735,7 +737,7 @@ class MemoryClaim:
             )
         if self._written.keys() & self._store.unclaimable:
             raise StoreError("a trigger refuses a row", code=1644)
-        left = left_behind(self._choices, left_out, found) if self._policy.limited or self._names else None
+        left = left_behind(self._choices, left_out, found) if LIMITS_TABLE.limit(self._policy) or self._names else None
         self.result = ClaimResult(claims, None, left, tuple(self._waiting))
 
     def _unlock(self) -> None:

@@ -6,5 +6,5 @@ messages have a place, and what is left behind the claim. The store of the tests
 its rows in memory.
 
 `ClaimLimits` iterates over the limits of a claim. Nothing outside this package names one of them, but
-for that store. A new one is a module here, and a name in `LIMITS`.
+for that store. A new one is a module here, and a name in `KEPT_BY`.
 """

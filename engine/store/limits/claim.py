@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
+from engine.catalog.limits import limits_of
+from engine.catalog.own_tables import LIMITS_TABLE
 from engine.model import Entry, Key, LimitsLeft, Wanted
 from engine.packets import Result
 from engine.queue_table import QueueTable
@@ -19,15 +22,25 @@ HOLDER_IDLE_S = 3
 """The server ends a session that has locked a limit and sends nothing for this time: its proxy is frozen,
 or its machine is gone. Between the two packets of a claim are microseconds."""
 
-LIMITS = (QueueLimit, InFlightLimit, GroupRateLimit, GroupLimit, GroupOrderLimit)
-"""Those that a queue may have of its own. The first one locks before those that others share: a claim that
-waits for another one of its queue then holds no semaphore that other queues need, and no claim that holds a
-semaphore waits for the row of a queue."""
+KEPT_BY: Mapping[str, type[Limit]] = MappingProxyType(
+    {
+        "max_in_flight": InFlightLimit,
+        "group_order": GroupOrderLimit,
+        "group_limit": GroupLimit,
+        "group_rate": GroupRateLimit,
+    }
+)
+"""The limits that a queue has of its own, by their directives. `QueueLimit` keeps `max_rate`."""
 
 
-def limits_of(table: QueueTable, claim_s: float) -> list[Limit]:
-    """The limits that a queue has of its own. `claim_s`: how long its last claim took."""
-    return [limit for kind in LIMITS if (limit := kind.of(table, claim_s)) is not None]
+def own_limits(table: QueueTable, claim_s: float) -> list[Limit]:
+    """The limits that a queue has of its own. `claim_s`: how long its last claim took. The first one locks before
+    those that others share: a claim that waits for another one of its queue then holds no semaphore that other
+    queues need, and no claim that holds a semaphore waits for the row of a queue."""
+    if LIMITS_TABLE.limit(table.policy) is None:
+        return []
+    kept = [KEPT_BY[limit.key](table, claim_s) for limit in limits_of(table.policy) if limit.key in KEPT_BY]
+    return [QueueLimit(table, claim_s), *kept]
 
 
 class ClaimLimits:

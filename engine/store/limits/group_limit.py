@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from engine.model import Claimed, Entry, GroupLeft, Key, Wanted
 from engine.packets import Result, text_values
 from engine.queue_table import QueueTable
 from engine.store.limits.limit import Choice, Left, Limit, lease_words
-from engine.store.queries import statements_of
 
 
 @dataclass(slots=True)
@@ -53,15 +51,9 @@ class GroupCounts(Choice):
 class GroupLimit(Limit):
     """Counts the messages in flight of the groups of a claim, which cannot change behind the locks of its rows."""
 
-    def __init__(self, table: QueueTable, most: int) -> None:
-        self._table, self._most = table, most
-        self._sql = statements_of(table)
-
-    @classmethod
-    def of(cls, table: QueueTable, claim_s: float) -> Self | None:
-        """That of a queue; None: it has none, or its groups are in strict order."""
-        most = table.policy.group_limit
-        return None if most is None or table.policy.group_strict else cls(table, most)
+    def __init__(self, table: QueueTable, claim_s: float) -> None:
+        super().__init__(table, claim_s)
+        self._most = table.policy.group_limit or 1
 
     def of_rows(self, wanted: Mapping[Key, Wanted]) -> Sequence[str]:
         return self._sql.for_ids("group_count", wanted, most=self._most, **lease_words(self._table))

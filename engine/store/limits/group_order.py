@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from engine.model import Claimed, Entry, Group, GroupLeft, Key, Wanted
 from engine.packets import Result, text_values
 from engine.queue_table import QueueTable
 from engine.store.limits.limit import Choice, Left, Limit, lease_words
-from engine.store.queries import statements_of
 
 
 @dataclass(slots=True)
@@ -81,20 +79,14 @@ class GroupOrder(Choice):
 class GroupOrderLimit(Limit):
     """Reads what the groups of a claim have in flight, and which messages are the next ones."""
 
-    def __init__(self, table: QueueTable) -> None:
-        self._sql = statements_of(table)
+    def __init__(self, table: QueueTable, claim_s: float) -> None:
+        super().__init__(table, claim_s)
         self._words = {**self._sql.order_words, **lease_words(table)}
-        self._most = table.policy.group_run
         self._runs: Sequence[Sequence[Key]] = ()
         """The messages that may be claimed together."""
 
-    @classmethod
-    def of(cls, table: QueueTable, claim_s: float) -> Self | None:
-        """That of a queue; None: its groups are in no strict order."""
-        return cls(table) if table.policy.group_strict else None
-
     def of_rows(self, wanted: Mapping[Key, Wanted]) -> Sequence[str]:
-        self._runs = runs_of(wanted.values(), self._most)
+        self._runs = runs_of(wanted.values(), self._table.policy.group_run)
         firsts = [run[0] for run in self._runs]
         statements = self._sql.for_ids("group_holders", firsts, count=len(firsts), **self._words)
         for place, keys in checks(self._runs).items():

@@ -16,16 +16,16 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Template
-from typing import Self
 
-from engine.model import NS_PER_S, Claimed, Entry, GroupLeft, Key, TableId, Wanted
+from engine.dispatch.burst import burst_of
+from engine.model import NS_PER_S, Claimed, Entry, Key, TableId, Wanted
 from engine.packets import Result, text_values
 from engine.queue_table import GroupColumn, IdKind, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.connection import StoreConnection
-from engine.store.limits.limit import Choice, Left, Limit, burst_of
+from engine.store.limits.limit import Choice, Left, Limit
 from engine.store.limits.pace import Pace
-from engine.store.queries import FORMS, statement, statements_of
+from engine.store.queries import FORMS, statement
 from engine.store.recent import Recent
 
 IDLE_NS = 60 * NS_PER_S
@@ -76,8 +76,7 @@ class GroupPaces(Choice):
     def leave(self, left: Left) -> None:
         for entry in left.found.values():
             if entry.group is not None and (until_ns := self._until_ns(entry.key)) is not None:
-                of_group = left.groups.get(entry.group) or GroupLeft(entry.group, {})
-                left.groups[entry.group] = of_group._replace(paced_until_ns=until_ns)
+                left.paced_groups[entry.group] = until_ns
 
     def written(self) -> dict[Hashable, int]:
         """The times to keep behind the claim."""
@@ -100,16 +99,11 @@ class GroupRateLimit(Limit):
 
     choice: GroupPaces | None = None
 
-    def __init__(self, table: QueueTable, pace: Pace) -> None:
-        self._sql, self._pace = statements_of(table), pace
+    def __init__(self, table: QueueTable, claim_s: float) -> None:
+        super().__init__(table, claim_s)
+        self._pace = Pace(table.policy.group_rate or 0.0, burst_of(claim_s))
         self._words = _words(table)
         self._hash = group_hash(table.group_columns)
-
-    @classmethod
-    def of(cls, table: QueueTable, claim_s: float) -> Self | None:
-        """That of a queue; None: it has none."""
-        rate = table.policy.group_rate
-        return None if rate is None else cls(table, Pace(rate, burst_of(claim_s)))
 
     def of_rows(self, wanted: Mapping[Key, Wanted]) -> Sequence[str]:
         return self._sql.for_ids("group_rates_read", wanted, group_hash=self._hash, **self._words)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 from engine.model import Claimed, Key
 from engine.packets import Result, text_values
-from engine.queue_table import QueueTable
 from engine.store.limits.limit import Choice, Left, Limit, lease_words
-from engine.store.queries import statements_of
 
 
 class InFlightCount(Choice):
@@ -34,19 +31,11 @@ class InFlightCount(Choice):
 class InFlightLimit(Limit):
     """Counts the messages in flight."""
 
-    def __init__(self, table: QueueTable, most: int) -> None:
-        self._table, self._most = table, most
-
-    @classmethod
-    def of(cls, table: QueueTable, claim_s: float) -> Self | None:
-        """That of a queue; None: it has none."""
-        most = table.policy.max_in_flight
-        return None if most is None else cls(table, most)
-
     @property
     def counts(self) -> Sequence[str]:
-        return [statements_of(self._table)("limit_count", most=self._most, **lease_words(self._table))]
+        return [self._sql("limit_count", most=self._table.policy.max_in_flight, **lease_words(self._table))]
 
     def read(self, locked: Sequence[Result], counted: Sequence[Result], now_ns: int) -> None:
+        most = self._table.policy.max_in_flight or 0
         count, free_ns = text_values(counted[0].rows[0])
-        self.choice = InFlightCount(self._most, int(count or 0), None if free_ns is None else int(free_ns))
+        self.choice = InFlightCount(most, int(count or 0), None if free_ns is None else int(free_ns))

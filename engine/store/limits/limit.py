@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
 from engine.model import Claimed, Entry, Group, GroupLeft, Key, LimitsLeft, SemaphoreLeft, Wanted
 from engine.packets import Result
 from engine.queue_table import QueueTable
 from engine.quoting import quoted
+from engine.store.queries import statements_of
 
 
 @dataclass(slots=True)
@@ -23,15 +23,15 @@ class Left:
     free_ns: int | None = None
     paced_until_ns: int | None = None
     groups: dict[Group, GroupLeft] = field(default_factory=dict)
+    paced_groups: dict[Group, int] = field(default_factory=dict)
     semaphores: tuple[SemaphoreLeft, ...] = ()
     problem: str | None = None
 
     def with_left_out(self, keys: Sequence[Key]) -> LimitsLeft:
         """The whole, with these messages left out."""
-        groups = tuple(self.groups.values())
-        return LimitsLeft(
-            tuple(keys), self.places, self.free_ns, self.paced_until_ns, groups, self.semaphores, self.problem
-        )
+        groups, paced_groups = tuple(self.groups.values()), tuple(self.paced_groups.items())
+        places = (self.places, self.free_ns, self.paced_until_ns)
+        return LimitsLeft(tuple(keys), *places, groups, paced_groups, self.semaphores, self.problem)
 
 
 class Choice(ABC):
@@ -55,6 +55,11 @@ class Limit:
 
     choice: Choice | None = None
     """What was found; None before that, and if the limit concerns no message of this claim."""
+
+    def __init__(self, table: QueueTable, claim_s: float) -> None:
+        """`claim_s`: how long the last claim of the queue took."""
+        self._table, self._claim_s = table, claim_s
+        self._sql = statements_of(table)
 
     @property
     def locks(self) -> Sequence[str]:
@@ -89,8 +94,3 @@ class Limit:
 def lease_words(table: QueueTable) -> dict[str, str]:
     """The words of statements that read what is in flight."""
     return {"lease": quoted(table.lease_column or ""), "lease_index": quoted(table.lease_index or "")}
-
-
-def burst_of(claim_s: float) -> float:
-    """The seconds of a rate that may be claimed at once, if the last claim took so long."""
-    return BURST_S + min(claim_s, CLAIM_MAX_S)

@@ -4,14 +4,14 @@ is in that row."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
+from engine.dispatch.burst import burst_of
 from engine.model import Claimed, Key
 from engine.packets import Result, text_values
 from engine.queue_table import QueueTable
 from engine.quoting import qualified, text_literal
 from engine.store.connection import StoreConnection
-from engine.store.limits.limit import Choice, Left, Limit, burst_of
+from engine.store.limits.limit import Choice, Left, Limit
 from engine.store.limits.pace import Pace
 from engine.store.queries import statement
 from engine.store.unprepared import Unprepared
@@ -47,15 +47,6 @@ class QueueLimit(Limit):
 
     choice: Rate | None = None
 
-    def __init__(self, table: QueueTable, pace: Pace | None) -> None:
-        self._table, self._pace = table, pace
-
-    @classmethod
-    def of(cls, table: QueueTable, claim_s: float) -> Self | None:
-        """That of a queue; None: no limit of it is its own."""
-        rate = table.policy.max_rate
-        return cls(table, None if rate is None else Pace(rate, burst_of(claim_s))) if table.policy.limited else None
-
     @property
     def locks(self) -> Sequence[str]:
         return [statement("limit_lock", **_words(self._table))]
@@ -64,8 +55,8 @@ class QueueLimit(Limit):
         if not locked[0].rows:
             raise NoLimitRow(self._table)
         (full_ns,) = text_values(locked[0].rows[0])
-        if self._pace is not None:
-            self.choice = Rate(self._pace, int(full_ns or 0), now_ns)
+        if (rate := self._table.policy.max_rate) is not None:
+            self.choice = Rate(Pace(rate, burst_of(self._claim_s)), int(full_ns or 0), now_ns)
 
     def writes(self) -> Sequence[str]:
         if self.choice is None or not self.choice.taken:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
+from engine.dispatch.burst import BURST_S, CLAIM_MAX_S, least_at_once, most_at_once
 from engine.model import NS_PER_S
 
 
@@ -32,12 +32,11 @@ class Pace:
 
     def ready_ns(self, full_ns: int) -> int:
         """When half a burst may be claimed, and at least one message."""
-        least = max(1.0, self.rate * BURST_S / 2)
-        return full_ns - int((self._capacity - least) * NS_PER_S / self.rate)
+        return full_ns - int((self._capacity - least_at_once(self.rate)) * NS_PER_S / self.rate)
 
     @property
     def _capacity(self) -> float:
-        return max(1.0, self.rate * self.burst_s)
+        return most_at_once(self.rate, self.burst_s)
 
     def _current(self, full_ns: int | None, now_ns: int) -> int:
         """The time that is kept. If it is later than any claim can have made it, the server's clock was

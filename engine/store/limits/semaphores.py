@@ -162,8 +162,8 @@ class SemaphoreLimit(Limit):
 
     def __init__(self, memory: Semaphores, table: QueueTable, needs: Sequence[frozenset[str]]) -> None:
         """`needs`: those of each message that needs some, in the order of their claim."""
+        super().__init__(table, 0.0)
         self._memory = memory
-        self._table = table
         names: set[str] = set()
         for more in needs:
             if not names or len(names | more) <= NAMES_MAX:

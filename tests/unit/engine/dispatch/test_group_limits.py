@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.dispatch.effects import Cause, Claim, Lookup
+from engine.dispatch.full_groups import FullGroups
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, SLOTS, Entry, Group
 from engine.queue_table import Policy
@@ -270,6 +271,7 @@ def test_what_is_remembered_of_other_proxies_is_bounded_by_what_they_hold() -> N
         run_for(stage, NS_PER_S // 10)
         stage.handle(stage.dispatcher.changes_logged, [], [1_001])
         run_for(stage, NS_PER_S // 10)
-    places = stage.dispatcher.parts.places
-    assert len(places._groups) == len(places._forgotten_ns) <= 2
-    assert len(places._ends) <= 2 * 2 + 64
+    (hint,) = stage.dispatcher.parts.places.hints
+    assert isinstance(hint, FullGroups)
+    assert len(hint._groups) == len(hint._forgotten_ns) <= 2
+    assert len(hint._ends) <= 2 * 2 + 64

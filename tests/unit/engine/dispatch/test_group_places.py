@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.dispatch.group_places import HEAD_NS, GroupPlaces
+from engine.dispatch.full_groups import HEAD_NS
+from engine.dispatch.group_places import GroupPlaces
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
@@ -24,7 +25,7 @@ def places_behind(head: Key) -> GroupPlaces:
     due_ns = NOW.server_ns + 60 * NS_PER_S
     places.claim_started()
     left = GroupLeft(GROUP, {}, head, Entry(head, 1, 0, due_ns, GROUP))
-    places.claim_answered(NOW, LimitsLeft((), None, groups=(left,)))
+    places.claim_answered(NOW, LimitsLeft((), None, groups=(left,)), 0)
     return places
 
 

@@ -10,7 +10,9 @@ import pytest
 from engine.dispatch import group_rates
 from engine.dispatch.effects import Cause, Claim
 from engine.dispatch.group_rates import GroupRates
+from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Leases
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, Group
 from engine.queue_table import Policy
@@ -146,7 +148,7 @@ def test_the_answer_of_a_claim_that_is_lost_exceeds_no_rate() -> None:
 
 def rates_of(waiting: int) -> tuple[GroupRates, list[Group]]:
     freed: list[Group] = []
-    rates = GroupRates(PACED, freed.append)
+    rates = GroupRates(PACED, freed.append, Leases(GroupsInFlight()))
     for number in range(waiting):
         rates.used_up((number, None), 100 + number, Instant(0, 0))
     return rates, freed
@@ -154,10 +156,10 @@ def rates_of(waiting: int) -> tuple[GroupRates, list[Group]]:
 
 def test_groups_come_back_in_the_order_of_their_times() -> None:
     rates, freed = rates_of(3)
-    assert rates.next_ns == 100
+    assert rates.next_ns(Instant(0, 0)) == 100
     rates.forget_ended(Instant(101, 0))
     assert freed == [(0, None), (1, None)]
-    assert (len(rates), rates.next_ns) == (1, 102)
+    assert (len(rates), rates.next_ns(Instant(0, 0))) == (1, 102)
 
 
 def test_groups_of_any_values_may_wait_for_the_same_time() -> None:
@@ -172,4 +174,4 @@ def test_groups_of_any_values_may_wait_for_the_same_time() -> None:
 def test_of_very_many_groups_the_others_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_rates, "KNOWN_MAX", 2)
     rates, _ = rates_of(3)
-    assert [rates.allows((number, None), 0) for number in range(3)] == [False, False, True]
+    assert [rates.may_follow((number, None), 0) for number in range(3)] == [False, False, True]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from engine.dispatch.effects import Cause
 from engine.dispatch.limits import Limits
@@ -121,11 +124,13 @@ def test_a_stream_that_does_not_wait_ends_while_all_wait_for_semaphores() -> Non
     assert 2 in stage.ended
 
 
-def test_a_queue_that_gets_semaphores_ends_its_streams_for_update() -> None:
-    """A locked message does not show what it holds."""
-    stage = Stage(policy=replace(SHARED, semaphores=None), limits=Limits())
+@pytest.mark.parametrize("limit", [{"semaphores": "needs"}, {"max_in_flight": 1}, {"max_rate": 1.0}], ids=str)
+def test_a_queue_that_gets_a_limit_ends_its_streams_for_update(limit: dict[str, Any]) -> None:
+    """The limit counts no message that a transaction has locked."""
+    plain = replace(SHARED, semaphores=None)
+    stage = Stage(policy=plain, limits=Limits())
     stage.subscribe(1, holder=1, locks=True)
     stage.subscribe(2, holder=2)
-    stage.handle(stage.dispatcher.policy_changed, SHARED)
+    stage.handle(stage.dispatcher.policy_changed, replace(plain, **limit))
     run_for(stage, S)
     assert stage.ended == {1: Cause.UNUSABLE}
