@@ -63,6 +63,8 @@ class Policy:
     """The tables whose dead messages may come here: databases (None: this table's) and names."""
     max_rate: float | None = None
     """Deliveries a second."""
+    max_burst: int = 0
+    """Deliveries that the rate allows at once after a pause, besides those of some milliseconds."""
     paused: bool = False
     """Whether nothing is delivered, by any proxy: the comment says so, or a limit cannot be kept."""
     group_by: tuple[str, ...] = ()

@@ -79,6 +79,7 @@ _ALL = (
     _own("dead_letter_of", tables, "the tables whose dead messages may come here", "mail|shop.orders"),
     _own("group_by", columns, "the columns whose values divide the messages into groups", "tenant|region"),
     *LIMIT_DIRECTIVES,
+    _own("max_burst", _ROWS, "deliveries that max_rate allows at once after a pause", "100", needs="max_rate"),
     Directive("on_disconnect", _VANISHED, "what becomes of a vanished subscriber's messages", "release"),
     Directive(
         "lease", column, "the column that shows which messages are in flight, and at which proxy", "lease",

@@ -4,7 +4,8 @@ The messages of a second are spread over the second: those of `BURST_S` may be c
 long as its commit, and only one claim of a queue with a rate is under way. If commits take longer than `BURST_S`,
 the rate would not be reached. So those of the duration of the last claim may be, too, up to `CLAIM_MAX_S`.
 
-At most `rate` · (1 + `BURST_S` + the duration of a claim) messages are delivered in any second.
+At most `rate` · (1 + `BURST_S` + the duration of a claim) messages are delivered in any second. With a greater burst
+(`max_burst`), those of the burst and `rate` · t are delivered in any t seconds.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ def burst_of(claim_s: float) -> float:
     return BURST_S + min(claim_s, CLAIM_MAX_S)
 
 
-def most_at_once(rate: float, seconds: float) -> float:
-    """How many messages these seconds allow at once: one at least."""
-    return max(1.0, rate * seconds)
+def most_at_once(rate: float, seconds: float, burst: int = 0) -> float:
+    """How many messages these seconds allow at once: one at least, and no fewer than `burst`."""
+    return max(1.0, rate * seconds, burst)
 
 
 def least_at_once(rate: float) -> float:

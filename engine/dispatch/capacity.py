@@ -101,7 +101,7 @@ class Capacity:
         rate = self._policy.max_rate
         if rate is None:
             return self._limits.claim_max
-        most = most_at_once(rate, burst_of(self._claim_s))
+        most = most_at_once(rate, burst_of(self._claim_s), self._policy.max_burst)
         since_s = (now.mono_ns - self.paced_until_ns) / NS_PER_S
         return 0 if since_s < 0 else int(min(most, least_at_once(rate) + since_s * rate))
 

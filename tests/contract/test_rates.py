@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,16 @@ def test_the_first_claim_takes_the_messages_of_a_burst(subject: AnySubject) -> N
     assert left.places is None
     assert left.paced_until_ns is not None
     assert before_ns + S // RATE <= left.paced_until_ns <= subject.now_ns() + S // RATE
+
+
+def test_a_greater_burst_is_claimed_at_once_and_comes_back_at_the_rate(subject: AnySubject) -> None:
+    table = replace(subject.table, policy=replace(subject.table.policy, max_burst=3))
+    wanted = [Wanted(key, 0, WAIT_NS) for key in (1, 2, 3, 4)]
+    put(subject, 1, 2, 3, 4)
+    claimed = subject.store.claim(table, wanted)
+    assert [claim.key for claim in claimed.value] == [1, 2, 3]
+    subject.wait_until(claimed.now_ns + S // RATE)
+    assert [claim.key for claim in subject.store.claim(table, wanted[3:]).value] == [4]
 
 
 def test_the_next_one_can_be_claimed_when_the_rate_allows_it(subject: AnySubject) -> None:

@@ -597,7 +597,7 @@ class MemoryClaim:
                 self._now_ns = self._store.now_ns
                 self._capacities = self._read_capacities()
                 if self._policy.max_rate is not None:
-                    pace = Pace(self._policy.max_rate, self._burst_s)
+                    pace = Pace(self._policy.max_rate, self._burst_s, self._policy.max_burst)
                     self._rate = Rate(pace, self._store.rates.get(self._table.id), self._now_ns)
                     self._choices.append(self._rate)
             case Step.COUNT:

@@ -55,8 +55,10 @@ class QueueLimit(Limit):
         if not locked[0].rows:
             raise NoLimitRow(self._table)
         (full_ns,) = text_values(locked[0].rows[0])
-        if (rate := self._table.policy.max_rate) is not None:
-            self.choice = Rate(Pace(rate, burst_of(self._claim_s)), int(full_ns or 0), now_ns)
+        policy = self._table.policy
+        if policy.max_rate is not None:
+            pace = Pace(policy.max_rate, burst_of(self._claim_s), policy.max_burst)
+            self.choice = Rate(pace, int(full_ns or 0), now_ns)
 
     def writes(self) -> Sequence[str]:
         if self.choice is None or not self.choice.taken:

@@ -15,11 +15,12 @@ from engine.model import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """At most `rate` messages a second, and those of `burst_s` at once. `full_ns`: the time that is kept,
-    by the server's clock; None: there is none yet."""
+    """At most `rate` messages a second, and at once those of `burst_s`, or a greater `burst`. `full_ns`: the time
+    that is kept, by the server's clock; None: there is none yet."""
 
     rate: float
     burst_s: float = BURST_S
+    burst: int = 0
 
     def allowed(self, full_ns: int | None, now_ns: int) -> int:
         """How many messages may be claimed now."""
@@ -36,11 +37,11 @@ class Pace:
 
     @property
     def _capacity(self) -> float:
-        return most_at_once(self.rate, self.burst_s)
+        return most_at_once(self.rate, self.burst_s, self.burst)
 
     def _current(self, full_ns: int | None, now_ns: int) -> int:
         """The time that is kept. If it is later than any claim can have made it, the server's clock was
         set back, or the rate was raised, and it counts as none. A bound in its place would delay
         messages until the clock has caught up: a claim that takes nothing writes nothing."""
-        latest_ns = now_ns + int((BURST_S + CLAIM_MAX_S + 1 / self.rate) * NS_PER_S)
+        latest_ns = now_ns + int((BURST_S + CLAIM_MAX_S + (self.burst or 1) / self.rate) * NS_PER_S)
         return now_ns if full_ns is None or full_ns > latest_ns else max(full_ns, now_ns)

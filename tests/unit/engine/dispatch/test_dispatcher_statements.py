@@ -11,7 +11,7 @@ from engine.dispatch.effects import Cause, Claim, MoveDeadLetters, Scan
 from engine.dispatch.limits import Limits
 from engine.model import ANYTHING, NS_PER_S, Entry, Selection
 from tests.support.memory_store import Row
-from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
+from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage, run_for
 
 WITH_DEAD_LETTERS = replace(POLICY, max_attempts=2, dead_letter=(None, DEAD_LETTERS.name))
 
@@ -339,6 +339,18 @@ def test_a_rate_is_kept_smoothly() -> None:
     gaps = {late - early for early, late in zip(stage.sent_at_ns, stage.sent_at_ns[1:], strict=False)}
     assert min(gaps) >= NS_PER_S // 50 - 1_000
     assert max(gaps) <= NS_PER_S // 50 + 1_000
+
+
+def test_a_burst_goes_out_in_one_claim_and_the_rest_at_the_rate() -> None:
+    policy = replace(POLICY, max_rate=2.0, max_burst=20, cache_size=1_000, batch_size=100)
+    stage = Stage(policy=policy, limits=Limits())
+    for key in range(1, 41):
+        stage.enqueue(key, wake=False)
+    stage.subscribe(1, holder=1)
+    claims = run_for(stage, NS_PER_S // 4)
+    assert [len(claim) for claim in claims] == [20]
+    claims = run_for(stage, 5 * NS_PER_S)
+    assert [len(claim) for claim in claims] == [1] * 10
 
 
 def test_a_high_rate_goes_in_bursts_of_some_milliseconds() -> None:
