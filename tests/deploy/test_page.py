@@ -1,13 +1,15 @@
 """The admin port's page in a real browser: it loads, stays up to date, survives a restart of its proxy, and axe-core
-finds nothing. The pictures of docs/ are made here with PICTURES=docs/pictures."""
+finds nothing. PICTURES=docs/pictures makes the pictures of docs/ here, and STATES=FOLDER those of each state."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -280,12 +282,79 @@ def test_pictures_of_a_shop_at_work(private_proxy: RunningProxy, private_server:
             # The line is as long as the history.
             await becomes(tab, "/last [3-9]\\d* min/.test(document.querySelector('svg')?.textContent)", wait_s=400)
             for name, (path, shown) in PICTURED.items():
-                for width, dark in itertools.product((1280, 390), (False, True)):
-                    await tab.look(address(private_proxy) + path)
-                    await tab.emulate(width=width, dark=dark)
-                    await becomes(tab, shown)
-                    kind = f"{'phone' if width < 600 else 'desk'}-{'dark' if dark else 'light'}"
-                    await tab.picture(folder / f"{name}-{kind}.png")
+                await taken(tab, address(private_proxy) + path, shown, folder / name)
 
     with shop.at_work():
         asyncio.run(visit())
+
+
+async def taken(tab: Tab, place: str, shown: str, file: Path) -> None:
+    """Take four pictures of a page, once an expression is true in it."""
+    for width, dark in itertools.product((1280, 390), (False, True)):
+        await tab.look(place)
+        await tab.emulate(width=width, dark=dark)
+        await becomes(tab, shown, wait_s=200)
+        kind = f"{'phone' if width < 600 else 'desk'}-{'dark' if dark else 'light'}"
+        await tab.picture(file.with_name(f"{file.name}-{kind}.png"))
+
+
+def says(text: str) -> str:
+    return f"document.querySelector('main').textContent.includes('{text}')"
+
+
+@contextlib.contextmanager
+def worker(proxy: RunningProxy, queue: str) -> Iterator[None]:
+    """A worker that acknowledges what it gets, 20 messages at a time."""
+    stop = threading.Event()
+
+    def work() -> None:
+        with proxy.connect(database="shop") as client:
+            while not stop.wait(0.1):
+                if taken := rows(client, f"STREAM id FROM {queue} LIMIT 20 WAIT 1"):
+                    run(client, f"ACK {queue} WHERE id IN ({', '.join(str(id_) for (id_,) in taken)})")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.skipif("STATES" not in os.environ, reason="makes pictures of each state, in a folder that STATES names")
+@pytest.mark.timeout(1200)
+def test_pictures_of_each_state(private_proxy: RunningProxy, private_server: Any, tmp_path: Path) -> None:
+    """No queue, three, dead letters, stuck ones, a flood, three hundred, and a server that is down: to be looked at."""
+    folder, place = Path(os.environ["STATES"]), address(private_proxy)
+
+    def look(name: str, shown: str, path: str = "") -> None:
+        async def visit() -> None:
+            async with opened(tmp_path / "profile") as tab:
+                await taken(tab, place + path, shown, folder / name)
+
+        asyncio.run(visit())
+
+    with connect(private_server) as root:
+        run(root, "CREATE DATABASE shop")
+    look("no-queue", says("There is no queue yet"))
+    with private_proxy.connect(database="shop") as client:
+        run(client, "CREATE QUEUE orders (payload TEXT) MAX_ATTEMPTS = 5 DEAD_LETTER = orders_dead REASON = reason")
+        run(client, "CREATE QUEUE mails (payload TEXT)")
+        look("three", f"{says('shop.orders_dead')} && {says('s ago')}")
+        reasons = ("550 no such mailbox", "451 greylisted", "the bank does not answer")
+        dead = ", ".join(f"({number}, 5, '{reasons[number % 3]}')" for number in range(101, 165))
+        run(client, f"INSERT INTO orders_dead (id, epoch, reason) VALUES {dead}")
+        look("dead", says("greylisted"), "messages?db=shop&name=orders_dead&state=dead")
+        enqueue(client, "mails", "x" * 40)
+        run(client, "PAUSE QUEUE orders")
+        enqueue(client, "orders", "x")
+        look("stuck", f"{says('the queue is paused')} && {says('40 due; no stream has read it')}")
+        enqueue(client, "mails", "x" * 30_000)
+        with worker(private_proxy, "mails"):
+            look("flood", says("acknowledged: done in"))
+        for number in range(300):
+            run(client, f"CREATE TABLE tenant_{number:03} LIKE mails")
+        look("three-hundred", "document.querySelectorAll('tbody tr').length > 300")
+    private_server.kill()
+    look("down", says("out of reach"))
