@@ -123,22 +123,14 @@ BREAKS = (
         "max_in_flight is counted by each proxy alone",
         "max_in_flight",
         "limited",
-        (
-            "engine.store.limits.in_flight",
-            "return None if most is None else cls(table, most)",
-            "return None",
-        ),
+        ("engine.store.limits.claim", '"max_in_flight": InFlightLimit,', ""),
         misbehave=0.9,
     ),
     _break(
         "group_limit is counted by each proxy alone",
         "group_limit",
         "grouped",
-        (
-            "engine.store.limits.group_limit",
-            "return None if most is None or table.policy.group_strict else cls(table, most)",
-            "return None",
-        ),
+        ("engine.store.limits.claim", '"group_limit": GroupLimit,', ""),
         misbehave=0.9,
     ),
     _break(
@@ -166,14 +158,10 @@ BREAKS = (
         ("engine.store.limits.group_rate", "if full_ns is not None:", "if full_ns is not None and not full_ns:"),
     ),
     _break(
-        "max_rate is counted by each proxy alone",
+        "max_rate is counted by nobody",
         "rate",
         "rated",
-        (
-            "engine.store.limits.of_queue",
-            "self._table, self._pace = table, pace",
-            "self._table, self._pace = table, None",
-        ),
+        ("engine.store.limits.of_queue", "if policy.max_rate is not None:", "if policy.max_rate == 0:"),
     ),
     _break(
         "the holders of a semaphore are those of one queue",
