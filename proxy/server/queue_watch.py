@@ -1,5 +1,5 @@
-"""What lasts for too long on a queue, though nothing happens there: a message that its client holds, and messages that
-nobody consumes. Queues are looked at every WATCH_S, for the log, the page, the metrics and the alerts."""
+"""What is wrong with a queue although nothing happens there: a message that its client holds for too long, messages
+that nobody consumes, and what the counts in the database show. Queues are looked at every WATCH_S."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from engine.service import Engine
 from proxy.server.depths import Counts
 from proxy.server.holding import CONSUMER_S, Seen
 from proxy.server.markup import duration
-from proxy.server.problems import QUEUES_OF_A_STEP
+from proxy.server.problems import QUEUES_OF_A_STEP, UNIT
+from proxy.statements.show import OTHER_UNIT
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ LEASES_READ = 100
 
 OVERDUE_S = 30.0
 """A message that is held for less is not overdue, however short the jobs of its queue are."""
+
+NO_CONSUMER = "queue.no_consumer"
+UNREAD = f"messages are due, and no stream has read it for {CONSUMER_S} s; no proxy has one in flight"
 
 JOBS_MIN = 20
 """Jobs after which it is known how long those of a queue take."""
@@ -64,8 +68,8 @@ class QueueWatch:
 
     def __init__(self, engine: Engine, counts: Counts) -> None:
         self._engine, self._counts = engine, counts
-        self._unread: set[TableId] = set()
-        """Queues that the log says nobody consumes."""
+        self._logged: dict[str, set[TableId]] = {NO_CONSUMER: set(), UNIT: set()}
+        """The queues of which the log has said so, by the event."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -91,7 +95,7 @@ class QueueWatch:
                 await asyncio.sleep(0)
             known.add(queue.id)
             self._look_at(queue.id, dispatcher, time.monotonic_ns())
-        self._unread &= known
+        self._logged = {event: tables & known for event, tables in self._logged.items()}
 
     def _look_at(self, table: TableId, dispatcher: Dispatcher, now_ns: int) -> None:
         problems, text = dispatcher.parts.measures.problems, overdue(dispatcher, now_ns)
@@ -101,11 +105,18 @@ class QueueWatch:
         is_due = counted is not None and counted.depth.ready > 0
         is_read = counted is not None and counted.is_read(asyncio.get_running_loop().time())
         is_unread = is_due and not Seen(dispatcher, now_ns, is_read).has_consumer
-        extra = {"queue": str(table)}
-        if is_unread and table not in self._unread:
-            self._unread.add(table)
-            text = "queue %s: messages are due, and no stream has read it for %d s; no proxy has one in flight"
-            log.warning(text, table, CONSUMER_S, extra={"event": "queue.no_consumer", **extra})
-        elif table in self._unread and not is_unread:
-            self._unread.discard(table)
-            log.info("queue %s is consumed again, or empty", table, extra={"event": "queue.consumed", **extra})
+        if self._log(table, NO_CONSUMER, UNREAD, holds=is_unread):
+            extra = {"event": "queue.consumed", "queue": str(table)}
+            log.info("queue %s is consumed again, or empty", table, extra=extra)
+        self._log(table, UNIT, OTHER_UNIT, holds=counted is not None and counted.depth.other_unit)
+
+    def _log(self, table: TableId, event: str, text: str, *, holds: bool) -> bool:
+        """Log what is wrong with a queue, once as long as it `holds`. Returns whether it has just ended."""
+        logged = self._logged[event]
+        has_ended = table in logged and not holds
+        if holds and table not in logged:
+            logged.add(table)
+            log.warning("queue %s: %s", table, text, extra={"event": event, "queue": str(table)})
+        elif has_ended:
+            logged.discard(table)
+        return has_ended

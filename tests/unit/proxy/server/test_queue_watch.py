@@ -59,7 +59,10 @@ def test_nothing_is_overdue_while_nobody_knows_how_long_jobs_take() -> None:
     assert said(holding(*[0.01] * JOBS_MIN, BUCKETS_S[-1] + 1), 24 * 3600.0) is None
 
 
-def test_a_queue_without_a_consumer_has_a_line_of_the_log_when_it_begins_and_when_it_ends(
+EVENTS = ["queue.no_consumer", "queue.consumed", "queue.other_unit"]
+
+
+def test_what_the_counts_show_is_one_line_of_the_log_as_long_as_it_lasts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, queue_watch.__name__)
@@ -77,7 +80,8 @@ def test_a_queue_without_a_consumer_has_a_line_of_the_log_when_it_begins_and_whe
             (Depth(ready=3), now_s),  # Another proxy has a consumer.
             (Depth(ready=3), now_s - CONSUMER_S),
             (Depth(ready=4), None),
-            (Depth(ready=0), None),
+            (Depth(ready=0, other_unit=True), None),
+            (Depth(other_unit=True), None),
         ):
             counts.clear()
             if depth is not None:
@@ -85,7 +89,8 @@ def test_a_queue_without_a_consumer_has_a_line_of_the_log_when_it_begins_and_whe
             await watch.look()
 
     asyncio.run(play())
-    assert caplog.messages == []  # Its workers may be connecting.
+    assert [record.__dict__["event"] for record in caplog.records] == ["queue.other_unit"]
+    caplog.clear()  # Its workers may have been connecting.
     stage.mono_ns += CONSUMER_S * NS_PER_S
     asyncio.run(play())
-    assert [record.__dict__["event"] for record in caplog.records] == ["queue.no_consumer", "queue.consumed"]
+    assert [record.__dict__["event"] for record in caplog.records] == EVENTS
