@@ -141,7 +141,7 @@ bench-wire: .venv/.stamp ## Measure direct, proxy, MySQL Router and HAProxy side
 	@.venv/bin/python bench/wire.py
 
 .PHONY: bench-pipeline
-bench-pipeline: .venv/.pipeline ## Measure the data pipeline on Spark: every program of bench/spark, to bench/results/spark-*.md (about 25 min)
+bench-pipeline: .venv/.pipeline ## Measure the data pipeline on Spark: every program of bench/spark, to bench/results/spark-*.md (about 20 min)
 	@scripts/prepare server pipeline
 	@for program in bench/spark/[a-z]*.py; do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
