@@ -31,8 +31,8 @@ LEASES_READ = 100
 OVERDUE_S = 30.0
 """A message that is held for less is not overdue, however short the jobs of its queue are."""
 
-NO_CONSUMER = "queue.no_consumer"
-UNREAD = f"messages are due, and no stream has read it for {CONSUMER_S} s; no proxy has one in flight"
+UNREAD_EVENT = "queue.no_consumer"
+UNREAD_TEXT = f"messages are due, and no stream has read it for {CONSUMER_S} s; no proxy has one in flight"
 
 JOBS_MIN = 20
 """Jobs after which it is known how long those of a queue take."""
@@ -68,7 +68,7 @@ class QueueWatch:
 
     def __init__(self, engine: Engine, counts: Counts) -> None:
         self._engine, self._counts = engine, counts
-        self._logged: dict[str, set[TableId]] = {NO_CONSUMER: set(), UNIT: set()}
+        self._logged: dict[str, set[TableId]] = {UNREAD_EVENT: set(), UNIT: set()}
         """The queues of which the log has said so, by the event."""
         self._task: asyncio.Task[None] | None = None
 
@@ -105,7 +105,7 @@ class QueueWatch:
         is_due = counted is not None and counted.depth.ready > 0
         is_read = counted is not None and counted.is_read(asyncio.get_running_loop().time())
         is_unread = is_due and not Seen(dispatcher, now_ns, is_read).has_consumer
-        if self._log(table, NO_CONSUMER, UNREAD, holds=is_unread):
+        if self._log(table, UNREAD_EVENT, UNREAD_TEXT, holds=is_unread):
             extra = {"event": "queue.consumed", "queue": str(table)}
             log.info("queue %s is consumed again, or empty", table, extra=extra)
         self._log(table, UNIT, OTHER_UNIT, holds=counted is not None and counted.depth.other_unit)
