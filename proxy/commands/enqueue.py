@@ -94,7 +94,10 @@ class _Target:
 
     def _find_refused(self, batch: Sequence[Message]) -> None:
         """Raise the error of the first message that is refused by itself."""
-        self._cursor.execute(sql("back_to_mark"))
+        try:
+            self._cursor.execute(sql("back_to_mark"))
+        except MySQLError:
+            return  # No message is the reason: a deadlock has ended the transaction, or the connection is lost.
         for message in batch:
             try:
                 self._insert([message])
