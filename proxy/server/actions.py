@@ -44,9 +44,8 @@ def statements_of(details: Details | None, delay_s: int = DELAY_S) -> Sequence[S
 
 def _of_queue(details: QueueDetails) -> Sequence[Statement]:
     name = qualified(details.table)
-    paused = dict(details.settings).get("PAUSED") == "yes"
     pause = Statement("Resume: deliver again", f"RESUME QUEUE {name}", "resume")
-    if not paused:
+    if not details.is_paused:
         pause = Statement("Pause: deliver nothing", f"PAUSE QUEUE {name}", "pause")
     redrives = [
         Statement(

@@ -117,6 +117,7 @@ class QueueDetails:
 
     table: TableId
     now_ns: int
+    is_paused: bool = False
     settings: tuple[tuple[str, str], ...] = ()
     columns: tuple[str, ...] = ()
     group_columns: tuple[str, ...] = ()
@@ -290,6 +291,7 @@ class Inspector:
         details = QueueDetails(
             queue.id,
             0,
+            is_paused=queue.policy.paused,
             settings=settings_of_queue(queue),
             columns=queue.default_columns,
             group_columns=tuple(column.name for column in queue.group_columns[: queue.policy.turn_values]),
