@@ -101,18 +101,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """The messages that a scan reads: those of a share, or all `others`."""
+    """The messages that a scan reads: those of a share, and up to `others` due ones of the other shares."""
 
     share: Share
-    others: bool = False
-
-    def contains(self, key: Key) -> bool:
-        """Whether a message belongs to it."""
-        return (self.share.turn(key) == 0) is not self.others
+    others: int = 0
 
 
 def id_hash(key: Key) -> int:
-    """A hash of an id. The server computes the same one (TableStatements.within_portion): CRC32 of
+    """A hash of an id. The server computes the same one (TableStatements.of_share): CRC32 of
     the bytes that it returns for the id."""
     return zlib.crc32(key if isinstance(key, bytes) else str(key).encode())
 
@@ -162,7 +158,8 @@ class ScanResult:
     `more`: more rows are due. `horizon_ns`: rows that come due from this time on may be missing
     (None: no row is missing), apart from less urgent ones that `more` stands for. Scans of a
     range also return `reached`, how far they have read each priority, and `greatest_id` (None:
-    ids do not grow).
+    ids do not grow). `others`, `others_more`: those of the other shares, as `entries` and `more` are
+    those of the own share.
     """
 
     entries: tuple[Entry, ...]
@@ -170,11 +167,13 @@ class ScanResult:
     horizon_ns: int | None
     reached: Mapping[int, Position] = field(default_factory=dict)
     greatest_id: int | None = None
+    others: tuple[Entry, ...] = ()
+    others_more: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Whether none of the messages that a scan reads is unacknowledged, if it reads from the front."""
-        return not self.entries and not self.more and self.horizon_ns is None
+        return not (self.entries or self.more or self.others or self.others_more) and self.horizon_ns is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,8 +273,8 @@ class QueueTable:
 
     @property
     def is_shareable(self) -> bool:
-        """Whether several proxies can divide its messages among themselves by a hash of the id. Equal
-        numbers with decimals may have different texts, and so may equal times."""
+        """Whether several proxies can divide its messages among themselves by a hash of the id. The binary log
+        may show numbers with decimals, and times, in other texts than a scan."""
         return self.id_kind not in {IdKind.DECIMAL, IdKind.FLOAT, IdKind.TIMESTAMP}
 
     def may_have_group(self, group: Group) -> bool:

@@ -364,7 +364,7 @@ class Dispatcher:
     def share_changed(self, now: Instant, share: Share | None) -> Effects:
         """This proxy takes the messages of this share first, because others have streams on the table
         too; None: it takes all messages."""
-        self.parts.scans.set_share(share, now)
+        self.parts.scans.set_share(share)
         return self._advance(now)
 
     def tick(self, now: Instant) -> Effects:

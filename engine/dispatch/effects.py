@@ -30,7 +30,8 @@ from engine.model import BatchCheck, Delivery, GroupScan, Key, Portion, Range, R
 @dataclass(frozen=True, slots=True)
 class Scan:
     """Read the keys of up to `limit` due messages of a selection, and of those due next. `part`: in
-    this part of the table; None: in all of it. `portion`: only these messages; None: all."""
+    this part of the table; None: in all of it. `portion`: of a share, and some of the others; None: of all
+    messages."""
 
     scan_id: int
     selection: Selection
@@ -41,7 +42,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class ScanGroups:
-    """Read due messages by message group. `portion`: only these messages; None: all."""
+    """Read due messages by message group. `portion`: only those of its share; None: all."""
 
     scan_id: int
     request: GroupScan

@@ -46,8 +46,8 @@ class FilterGroup:
 
     @property
     def awaits_scan(self) -> bool:
-        """Whether a bounded stream waits for a scan of all shares that starts after it did."""
-        return self.subscribers.awaits_scan(self.scans.whole_completed, self.scans.whole_started)
+        """Whether a bounded stream waits for a scan that starts after it did, and leaves nothing to other proxies."""
+        return self.subscribers.awaits_scan(self.scans.whole_completed, self.scans.started)
 
     def finished_streams(self, now: Instant, *, closed: bool, unsure: bool) -> list[Subscriber]:
         """The streams that have reached their LIMIT, the bounded ones for which nothing is left
@@ -59,7 +59,7 @@ class FilterGroup:
         if self.reserved or unsure:
             nothing_to_give, completed = False, 0
         elif closed:
-            nothing_to_give, completed = True, self.scans.whole_started + 1
+            nothing_to_give, completed = True, self.scans.started + 1
         else:
             finds_groups = self.scans.by_group.running and self.scans.buffer.more
             nothing_to_give = self.scans.is_exhausted and not finds_groups
@@ -110,7 +110,7 @@ class FilterGroups:
         group = self._group(spec.selection, locks=spec.locks)
         subscriber = Subscriber(
             spec,
-            since_scan=group.scans.whole_started + 1,
+            since_scan=group.scans.started + 1,
             first_wait_until_ns=None if spec.first_wait_ns is None else now.mono_ns + spec.first_wait_ns,
             remaining=spec.limit,
         )
@@ -185,9 +185,9 @@ class FilterGroups:
 
     def _scans_with(self, buffer: ReadAhead, *, by_position: bool) -> ScanState:
         limits = self._limits
-        own, others = (ScanPosition(), ScanPosition()) if by_position else (None, None)
-        shares, contention, by_group = OtherShares(limits, others), Contention(limits), GroupScans(limits)
-        return ScanState(limits.scan_min, own, shares, contention, by_group, buffer)
+        position = ScanPosition() if by_position else None
+        others, contention, by_group = OtherShares(limits), Contention(limits), GroupScans(limits)
+        return ScanState(limits.scan_min, position, others, contention, by_group, buffer)
 
     def _batch_of(self, *, locks: bool) -> int:
         return max(self._batch_size, self._limits.lock_max) if locks else self._batch_size

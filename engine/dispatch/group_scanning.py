@@ -49,10 +49,10 @@ class GroupScanning:
         request = scans.by_group.start(now, scans.buffer, self._window(), unavailable)
         if request is None:
             return None
-        scan_id, share = next(self._numbers), scans.others.share
-        portion = None if share is None else Portion(share)
-        self.running.start(scan_id, ScanUnderWay(group, None, portion, share, 0))
-        return ScanGroups(scan_id, request, portion)
+        scan_id = next(self._numbers)
+        self.running.start(scan_id, ScanUnderWay(group, None, 0))
+        share = scans.others.share
+        return ScanGroups(scan_id, request, None if share is None else Portion(share))
 
     def answered(
         self,

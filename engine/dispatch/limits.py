@@ -110,9 +110,11 @@ class Limits:
     and a claim take on a quiet server."""
     share_grace_max_ns: int = NS_PER_S
     """How long it is left to it on a busy server: three times what they took here last, and this at most."""
+    share_lag_ns: int = NS_PER_S
+    """A message of another share is taken at once if its own proxy is behind this one by so much: then it is slower."""
     share_check_ns: int = 100 * MS
-    """Pause between scans of the other shares while messages of the own share are ready: bounds how
-    long a more urgent message of another share stays unseen."""
+    """Pause before a scan for messages that are left to other proxies, while messages of the own share are ready:
+    bounds how long a more urgent one waits for a proxy that does not take it."""
     in_vain_max: int = 16
     """Misses of claims, above half of what claims take, after which a proxy with a share reads its keys
     again: the others have taken many of them, because it was slow or stood still."""
@@ -120,8 +122,8 @@ class Limits:
     """Evidence after which a condition's streams use shares, or use none any more: 16 misses in a row, or
     64 messages that waited for a proxy that did not take them."""
     others_scan_min: int = 16
-    """Messages read by a scan of the other shares at first. Usually their proxies have taken them
-    before the next one."""
+    """Messages of other shares that a scan reads at first, then twice as many while most of them wait for too long, or
+    nothing of the own share is ready."""
     group_pause_ns: int = 10 * MS
     """Pause between group scans: refills are decided so often."""
     group_quota_min: int = 8

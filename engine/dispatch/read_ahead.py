@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import filterfalse, islice
 
 from engine.dispatch.instant import Instant
-from engine.dispatch.time_order import Place, TimeOrder, place_of
+from engine.dispatch.time_order import TimeOrder
 from engine.dispatch.timed_keys import TimedKeys
 from engine.dispatch.turns import AnyOrder
 from engine.model import Entry, Group, Key, ScanResult
@@ -118,51 +118,31 @@ class ReadAhead:
         result: ScanResult,
         now: Instant,
         unwanted: Collection[Key],
-        unread: Callable[[Key], bool] | None = None,
-        reach: Place | None = None,
+        stays: Callable[[Entry], bool] | None = None,
     ) -> None:
-        """Replace all entries by a scan's result, without the `unwanted` ones. `unread`: which
-        messages the scan does not read, so that their entries stay; None: it reads all. `reach`: the
-        place of the last due entry that the scan has read, so that entries behind it stay; None: it
-        has read all that are due."""
+        """Replace all entries by a scan's result, without the `unwanted` ones. `stays`: whether an entry that it
+        does not show stays, because it was not read; None: none does."""
         entries = [entry for entry in result.entries if entry.key not in unwanted]
         if self._missed:
-            self._keep_misses({entry.key for entry in result.entries}, now, unread, reach)
+            self._keep_misses({entry.key for entry in result.entries}, now, all_read=stays is None)
         shown = {entry.key for entry in entries}
         for entries_before in (self._ready, self._later):
-            for entry in self._hidden_in(entries_before.values(), shown, unread, reach):
+            hidden = [entry for entry in entries_before.values() if entry.key not in shown]
+            for entry in hidden if stays is None else filterfalse(stays, hidden):
                 self.drop(entry.key)
         self.put_all([entry for entry in entries if self._ready.get(entry.key) != entry], now)
         self.more, self.horizon_ns = result.more, result.horizon_ns
 
-    def _keep_misses(
-        self, shown: set[Key], now: Instant, unread: Callable[[Key], bool] | None, reach: Place | None
-    ) -> None:
+    def _keep_misses(self, shown: set[Key], now: Instant, *, all_read: bool) -> None:
         """Forget the misses of the messages that a scan does not show, as in `replace_with`."""
-        missed = self._missed
-        # Those that are being claimed, too: the claim may miss them again.
-        self._missed = {key: attempt for key, attempt in missed.items() if key in shown}
-        if unread is not None or reach is not None:
-            recent_ns = now.mono_ns - RETRY_MAX_NS  # Others may have taken the older ones, and nothing reports that.
-            self._missed |= {
-                key: attempt
-                for key, attempt in missed.items()
-                if (attempt.retry_ns > recent_ns or key in self._retrying)
-                and (reach is not None or unread is None or unread(key))
-            }
+        recent_ns = now.mono_ns - RETRY_MAX_NS  # Others may have taken the older ones, and nothing reports that.
+        self._missed = {
+            key: attempt
+            for key, attempt in self._missed.items()
+            # Those that are being claimed, too: the claim may miss them again.
+            if key in shown or (not all_read and (attempt.retry_ns > recent_ns or key in self._retrying))
+        }
         self._retrying &= self._missed.keys()
-
-    @staticmethod
-    def _hidden_in(
-        entries: Iterable[Entry], shown: set[Key], unread: Callable[[Key], bool] | None, reach: Place | None
-    ) -> list[Entry]:
-        """Those of the entries that a scan would have shown, as in `replace_with`, and that it does not show."""
-        hidden = [entry for entry in entries if entry.key not in shown]
-        if unread is not None:
-            hidden = [entry for entry in hidden if not unread(entry.key)]
-        if reach is not None:
-            hidden = [entry for entry in hidden if place_of(entry) <= reach]
-        return hidden
 
     def extend_with(self, result: ScanResult, now: Instant, unwanted: Collection[Key], most: int) -> None:
         """Add a scan's result, without the `unwanted` ones. If `most` messages are there that are not due

@@ -60,12 +60,6 @@ class ScanPosition:
         self._reset_meanwhile = False
         return dict(self._after)
 
-    def scan_both_from(self, other: ScanPosition, now: Instant) -> Mapping[int, Position]:
-        """A scan starts that reads what is behind this position, and what is behind `other`. Returns the places
-        behind which it reads: of each priority the earlier one of both."""
-        after, others = self.scan_from(now), other._after
-        return {priority: _lower(place, others[priority]) for priority, place in after.items() if priority in others}
-
     def advance(self, reached: Mapping[int, Position], greatest_id: int | None, now: Instant) -> None:
         """The scan under way has read up to `reached`. `greatest_id` is the greatest id that it
         met, None if ids do not grow."""

@@ -26,22 +26,18 @@ class ScanState:
     position: ScanPosition | None
     """Where scans begin. None: at the front, because the group selects every row there."""
     others: OtherShares
-    """The messages of other shares, which are scanned apart."""
+    """The messages of other shares."""
     contention: Contention
     """Whether other proxies take the messages of the group's condition too."""
     by_group: GroupScans
     """The scans by message group, if the queue has groups."""
     buffer: ReadAhead
     started: int = 0
-    """The number of the last scan that was started, apart from those of other shares."""
+    """The number of the last scan that was started."""
     completed: int = 0
     """The number of the last one that came back."""
-    whole_started: int = 0
-    """How many of them read the messages of all shares."""
     whole_completed: int = 0
-    """How many such scans came back."""
-    whole_running: bool = False
-    """Whether the scan under way reads the messages of all shares."""
+    """The number of the last one of which nothing was left to other proxies."""
     begun_ns: int = 0
     """When the last scan was started."""
     lasted_ns: int | None = None
@@ -101,22 +97,17 @@ class ScanState:
 
     def lower(self, entry: Entry) -> None:
         """A row may be at this place: no later scan begins behind it."""
-        position = self.others.position if entry.key in self.others else self.position
-        if position is not None:
-            position.lower(entry)
+        if self.position is not None:
+            self.position.lower(entry)
 
     def reset_to_front(self) -> None:
-        """Rows may be anywhere: the next scans are full ones."""
-        for position in (self.position, self.others.position):
-            if position is not None:
-                position.reset_to_front()
+        """Rows may be anywhere: the next scan is a full one."""
+        if self.position is not None:
+            self.position.reset_to_front()
 
-    def scan_started(self, now: Instant, *, whole: bool) -> None:
-        """A scan starts. It shows everything that has been committed by now, of all shares
-        (`whole`) or of the own one."""
+    def scan_started(self, now: Instant) -> None:
+        """A scan starts. It shows everything that has been committed by now."""
         self.started += 1
-        self.whole_started += whole
-        self.whole_running = whole
         self.lasted_ns = now.mono_ns - self.begun_ns if self.runs_low else None
         self.begun_ns = now.mono_ns
         self.dirty = self.widens = False
@@ -153,7 +144,6 @@ class ScanState:
         """The scan came back. Its entries are trusted for `stale_ns`, those of a slower scan for as
         long as it took: otherwise a slow table would be scanned all the time."""
         self.completed = self.started
-        self.whole_completed = self.whole_started
         self.stale = False
         self.trusted_until_ns = now.mono_ns + max(stale_ns, now.mono_ns - self.begun_ns)
 

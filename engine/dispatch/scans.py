@@ -8,9 +8,10 @@ report either puts the message into the buffers or requests a scan that cannot m
 that started earlier (`ScanState.dirty`), and not one that begins behind the message
 (`ScanPosition.lower`).
 
-Where several proxies share the messages of the queue (`set_share`), a scan reads the own share, and
-the messages of other shares have scans of their own (`OtherShares`). A scan of all messages is needed
-only before a bounded stream ends. Groups with a condition share only while there is `Contention`.
+Where several proxies share the messages of the queue (`set_share`), a scan reads the own share, and the
+first messages of the others, which are left to their proxies for a while (`OtherShares`). Before a
+bounded stream ends, a scan leaves nothing to them. Groups with a condition share only while there is
+`Contention`.
 
 The scheduler alone changes the `scans` of a filter group. `Picking` takes out of the buffers what is
 handed out, and the dispatcher says which groups can use more.
@@ -19,14 +20,16 @@ handed out, and the dispatcher says which groups can use more.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from engine.dispatch.effects import Effect, Poll, Scan
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
 from engine.dispatch.group_scanning import GroupScanning
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
+from engine.dispatch.scan_state import ScanState
 from engine.dispatch.scans_under_way import ScansUnderWay, ScanUnderWay
-from engine.dispatch.time_order import place_of
+from engine.dispatch.time_order import Place, place_of
 from engine.dispatch.visibility import AwaitingVisibility
 from engine.model import ANYTHING, Entry, GroupScanResult, Key, Portion, Range, Return, ScanResult, Share
 from engine.queue_table import Policy
@@ -44,9 +47,9 @@ class ScanScheduler:
         self._group_scans = GroupScanning(policy, limits, numbers, lambda: self._most)
         self._awaiting = AwaitingVisibility(limits.window_max)
         self._share: Share | None = None
-        self._own_empty = self._others_empty = False
-        """Whether the last scan or poll of the own share's messages, and of the others', has shown that none of them
-        is unacknowledged."""
+        self._is_empty = False
+        """Whether the last scan or poll has shown that no message is unacknowledged. A poll then takes the place of
+        the scans that are due for the time alone."""
         self._poll_begun_ns: int | None = None
         """When the poll under way was started (monotonic)."""
 
@@ -54,12 +57,6 @@ class ScanScheduler:
     def under_way(self) -> bool:
         """Whether a scan or a poll is under way."""
         return bool(self._running or self._group_scans.running or self._poll_begun_ns is not None)
-
-    @property
-    def _is_empty(self) -> bool:
-        """Whether no message is unacknowledged, as far as is known. A poll then takes the place of the scans that
-        are due for the time alone."""
-        return self._own_empty and self._others_empty
 
     @property
     def rescan_ns(self) -> int | None:
@@ -106,7 +103,6 @@ class ScanScheduler:
         positions."""
         for group in self._groups:
             group.scans.dirty = True
-            group.scans.others.request_scan()
             group.scans.by_group.note_arrival()
             if anywhere:
                 group.scans.reset_to_front()
@@ -202,12 +198,7 @@ class ScanScheduler:
         there. `but`: the group that needs no scan of its own share for it."""
         for group in self._groups:
             scans = group.scans
-            if scans.position is None:
-                continue
-            if entry.key in scans.others:
-                scans.lower(entry)
-                scans.others.request_scan()
-            elif group is not but:
+            if scans.position is not None and group is not but:
                 scans.lower(entry)
                 scans.dirty = True
 
@@ -222,12 +213,11 @@ class ScanScheduler:
         for group in self._groups:
             scans = group.scans
             keep = group is of and scans.position is not None
-            own = [entry for entry in entries if entry.key not in scans.others]
-            if own:
-                scans.retry_at(scans.buffer.add_missed(own, now, keep=keep, at_ns=at_ns))
-            if len(own) < len(entries):
-                others = [entry for entry in entries if entry.key in scans.others]
-                scans.others.scan_at(scans.buffer.add_missed(others, now, at_ns=at_ns))
+            scans.retry_at(scans.buffer.add_missed(entries, now, keep=keep, at_ns=at_ns))
+            for entry in entries:
+                if keep and entry.key in scans.others:  # It is left to its proxy again.
+                    scans.buffer.drop(entry.key)
+                    scans.lower(entry)
         for entry in entries:
             self.rescan_place(entry, but=of)
 
@@ -247,7 +237,7 @@ class ScanScheduler:
             if self._share is not None:
                 first = sum(not group.scans.buffer.was_missed(entry.key) for entry in missed)
                 group.scans.contention.claim_answered(tried - len(missed), first)
-                self._pass_share_on(now)
+                self._pass_share_on()
         if group.scans.position is None:  # Messages that no scan has shown are scanned for by `_awaiting`.
             missed = [entry for entry in missed if entry.key not in self._awaiting]
         self.retry_later(missed, now, group)
@@ -269,7 +259,6 @@ class ScanScheduler:
         scans.reset_to_front()  # A scan that goes on where the last one ended does not show what is gone.
         if not group.subscribers.any_bounded:  # Such a stream would end, though messages are due.
             scans.buffer.forget_all(scans.others.__contains__)
-            scans.others.scan_at(now.mono_ns + scans.others.grace_ns)
 
     def left_out(self, group: FilterGroup, entry: Entry, now: Instant) -> None:
         """A claim for a group could have taken this message, and a limit of the queue left no place. It
@@ -339,13 +328,12 @@ class ScanScheduler:
 
     # Shares.
 
-    def set_share(self, share: Share | None, now: Instant) -> None:
+    def set_share(self, share: Share | None) -> None:
         """This proxy takes the messages of this share first (None: all messages)."""
         if share == self._share:
             return
         self._share = share
-        self._own_empty = self._others_empty = False
-        self._pass_share_on(now)
+        self._pass_share_on()
         self.request_scans()
 
     def claim_took(self, duration_ns: int, now: Instant) -> None:
@@ -353,7 +341,7 @@ class ScanScheduler:
         for group in self._groups:
             group.scans.others.note_duration(duration_ns, now)
 
-    def _pass_share_on(self, now: Instant) -> None:
+    def _pass_share_on(self) -> None:
         for group in self._groups:
             scans, others = group.scans, group.scans.others
             share = scans.share_of(self._share)
@@ -362,7 +350,7 @@ class ScanScheduler:
             if others.share is not None:  # Messages that were left to others are this proxy's now.
                 scans.reset_to_front()
             scans.dirty = True
-            others.set_share(share, now)
+            others.set_share(share)
             if not group.subscribers.any_bounded:  # Such a stream would end, though messages are due.
                 scans.buffer.forget_all(others.__contains__)
 
@@ -373,13 +361,14 @@ class ScanScheduler:
         if entry.key not in others:
             return False
         group.scans.buffer.forget((entry.key,))
+        group.scans.lower(entry)
         others.expect(entry, now, logged=logged)
         return True
 
     def _others_scan_ns(self, group: FilterGroup, now: Instant) -> int | None:
-        """When the other shares are due for a scan (monotonic); None: there are none."""
-        interval_ns = None if self._is_empty else self._policy.poller_interval_ns
-        return group.scans.others.scan_ns(now, interval_ns, busy=group.scans.has_more)
+        """When a group is due for a scan because of messages that are left to other proxies (monotonic)."""
+        scans = group.scans
+        return None if scans.running else scans.others.scan_ns(now, scans.begun_ns, busy=scans.buffer.ready > 0)
 
     # What is read ahead.
 
@@ -399,7 +388,6 @@ class ScanScheduler:
         freed = turns.take_freed() if turns is not None and turns.limited else ()
         for group in self._groups:
             group.scans.buffer.promote_due(now)
-            group.scans.others.note_requests(now)
             if freed:
                 group.scans.buffer.requeue(freed)
         if self._awaiting.start_rescan(now.mono_ns):
@@ -414,7 +402,7 @@ class ScanScheduler:
         main = self._groups.main
         if find_dead and now.mono_ns >= self.dead_scan_ns(now) and main not in groups:
             groups = [*groups, main]
-        self._pass_share_on(now)
+        self._pass_share_on()
         due = [group for group in groups if self._is_due(group, now)]
         scans: list[Effect] = []
         if self._is_empty:
@@ -426,10 +414,6 @@ class ScanScheduler:
         due.sort(key=lambda group: group.scans.begun_ns)
         room = max(0, self._limits.scans_max - len(self._running))
         scans += [self._start_scan(group, now, unavailable) for group in due[:room]]
-        for group in groups:
-            at_ns = self._others_scan_ns(group, now)
-            if at_ns is not None and at_ns <= now.mono_ns and len(self._running) < self._limits.scans_max:
-                scans.append(self._start_others_scan(group, now))
         by_group = (self._group_scans.start(group, now, unavailable) for group in groups)
         scans += [scan for scan in by_group if scan is not None]
         return scans
@@ -446,38 +430,33 @@ class ScanScheduler:
         `outdated_among`: those whose rows, as this scan shows them, are older than their leases."""
         running = self._running.finish(scan_id)
         scans = running.group.scans
-        outdated = outdated_among(result.entries, scan_id) | running.over
-        if running.over and any(entry.key in running.over for entry in result.entries):
+        read = (*result.entries, *result.others)
+        outdated = outdated_among(read, scan_id) | running.over
+        if running.over and any(entry.key in running.over for entry in read):
             scans.retry_at(now.mono_ns + self._limits.confirm_pause_ns)  # Two reports may have come in the other order.
-        if running.portion is not None and running.portion.others:
-            busy = outdated | taken_among([entry.key for entry in result.entries])
-            self._others_answered(running.group, now, result, busy)
-            return
         scans.scan_completed(now, self._limits.stale_ns)
         scans.others.was_read(now)
         scans.others.note_duration(now.mono_ns - scans.begun_ns, now)
         hidden = scans.expected_hidden(result)
         known = [entry for entry in hidden.values() if scans.position is None and scans.buffer.knows(entry)]
         scans.dirty = scans.dirty or len(known) < len(hidden)
-        self._awaiting.stop_awaiting(entry.key for entry in result.entries if entry.key not in hidden)
+        self._awaiting.stop_awaiting(entry.key for entry in read if entry.key not in hidden)
 
-        shown = (*result.entries, *known)
+        shown = (*read, *known)
         taken = taken_among([entry.key for entry in shown])
         if scans.position is not None:
             for entry in shown:
                 if entry.key in taken:
                     scans.lower(entry)  # The claim may be for an older state of the row, and miss.
         unwanted = taken | outdated | outdated_among(known, scan_id)
-        if running.share != scans.others.share and not running.group.subscribers.any_bounded:
-            unwanted |= {entry.key for entry in shown if self._left_to_others(running.group, entry, now)}
+        unwanted |= self._leave_to_others(running, result, unwanted, now)
+        result = replace(result, entries=read)
 
         if running.part is None or not running.part.after:
-            unread = None if running.portion is None else scans.others.__contains__
-            self._note_reach(running, result, now)
+            reach = self._note_reach(running, result, now)
             if scans.may_have_missed(now):
                 self._awaiting.await_any(now.mono_ns)
-            kept_behind = None if scans.buffer.order is None else scans.reach
-            scans.buffer.replace_with(result, now, unwanted, unread, kept_behind)
+            scans.buffer.replace_with(result, now, unwanted, _unread(running, result, reach))
             for entry in known:
                 if entry.key not in unwanted:
                     scans.buffer.put(entry, now)
@@ -488,6 +467,8 @@ class ScanScheduler:
             return
         if scans.position is not None:
             scans.position.advance(result.reached, result.greatest_id, now)
+            for entry in scans.others.unread_from():
+                scans.lower(entry)
         self._adapt_limit(running.group)
 
     def _adapt_limit(self, group: FilterGroup) -> None:
@@ -503,10 +484,8 @@ class ScanScheduler:
         """A scan failed. Returns its group."""
         running = self._running.finish(scan_id)
         group = running.group
-        if running.portion is not None and running.portion.others:
-            group.scans.others.scan_failed(now)
-            return group
         group.scans.scan_completed(now, self._limits.stale_ns)
+        group.scans.others.scan_failed()
         group.scans.expected.clear()
         group.scans.dirty = True
         return group
@@ -514,19 +493,18 @@ class ScanScheduler:
     def poll_answered(self, *, empty: bool) -> None:
         """A poll came back. If the table is empty, a full scan would have shown nothing."""
         begun_ns, self._poll_begun_ns = self._poll_begun_ns, None
-        self._own_empty = self._others_empty = empty
+        self._is_empty = empty
         assert begun_ns is not None
         if not empty:
             self.request_scans(anywhere=True)
             return
         for group in self._groups:
             group.scans.full_begun_ns = max(group.scans.full_begun_ns, begun_ns)
-            group.scans.others.polled(begun_ns)
 
     def poll_failed(self) -> None:
         """A poll failed."""
         self._poll_begun_ns = None
-        self._own_empty = self._others_empty = False
+        self._is_empty = False
         self.request_scans(anywhere=True)
 
     @property
@@ -557,49 +535,81 @@ class ScanScheduler:
 
     def _start_scan(self, group: FilterGroup, now: Instant, unavailable: int) -> Scan:
         scans, part = group.scans, None
-        # With message groups, entries behind its reach stay: a small scan shows what is more urgent.
-        peeks = scans.buffer.order is not None and scans.buffer.more and not scans.runs_low
-        peeks = peeks and scans.position is None and now.mono_ns < self.full_scan_ns(group)
-        share = scans.others.share
-        ends_streams = group.awaits_scan and not scans.has_more
-        portion = None if share is None or ends_streams else Portion(share)
+        # Entries behind its reach stay: a small scan shows what is more urgent, and what others have left.
+        peeks = scans.buffer.more and not scans.runs_low and scans.position is None
+        peeks = peeks and (scans.buffer.order is not None or not self._wants_more(group, now))
+        peeks = peeks and now.mono_ns < self.full_scan_ns(group)
         if scans.position is not None:
             if now.mono_ns >= self.full_scan_ns(group):
                 scans.position.reset_to_front()
-            both = scans.others.position if share is not None and portion is None else None
-            after = scans.position.scan_from(now) if both is None else scans.position.scan_both_from(both, now)
-            part = Range(after, now.server_ns + self._limits.ahead_ns)
+            part = Range(scans.position.scan_from(now), now.server_ns + self._limits.ahead_ns)
         if (part is None or not part.after) and not peeks:
             scans.full_begun_ns = now.mono_ns
-        scans.scan_started(now, whole=portion is None)
+        scans.scan_started(now)
         scan_id = next(self._numbers)
         # Rows that cannot be claimed yet must not displace those that can.
-        limit = scans.limit + scans.buffer.missed_count + unavailable
-        if peeks:
-            limit -= scans.limit - self._limits.scan_min
-        self._running.start(scan_id, ScanUnderWay(group, part, portion, share, limit))
+        limit = self._limits.scan_min if peeks else scans.limit
+        limit += scans.buffer.missed_count + unavailable
+        share, portion = scans.others.share, None
+        if share is not None and not (group.awaits_scan and not scans.has_more):
+            portion = Portion(share, scans.others.scan_started(now, always=part is not None))
+        self._running.start(scan_id, ScanUnderWay(group, part, limit, peeks, portion))
         return Scan(scan_id, group.selection, limit, part, portion)
 
-    def _start_others_scan(self, group: FilterGroup, now: Instant) -> Scan:
-        scans = group.scans
-        portion, part = scans.others.start_scan(now, self._policy.poller_interval_ns)
-        scan_id = next(self._numbers)
-        limit = scans.others.limit + scans.buffer.missed_count
-        self._running.start(scan_id, ScanUnderWay(group, part, portion, portion.share, limit))
-        return Scan(scan_id, group.selection, limit, part, portion)
+    def _leave_to_others(
+        self, running: ScanUnderWay, result: ScanResult, unwanted: Collection[Key], now: Instant
+    ) -> set[Key]:
+        """A scan came back. Returns which of the messages that it shows are left to the proxies of other shares: none
+        if it has read all shares, because a bounded stream is to end with it."""
+        scans, others = running.group.scans, running.group.scans.others
+        if running.portion is None and (others.share is None or running.group.subscribers.any_bounded):
+            scans.whole_completed = scans.completed
+            others.forget([entry.key for entry in result.entries])
+            return set()
+        foreign = [entry for entry in (*result.entries, *result.others) if entry.key in others]
+        if others.share is None or running.portion is None or not running.portion.others:
+            # The share has changed meanwhile, or the others were not read.
+            return {entry.key for entry in foreign if self._left_to_others(running.group, entry, now)}
+        taken = {entry.key for entry in foreign if entry.key in unwanted or scans.buffer.knows(entry)}
+        reach = _others_reach(running.portion, result)
+        room = max(0, 2 * self._most - len(scans.buffer))
+        front = self._front(scans, result, unwanted, now)
+        busy = front is not None or scans.buffer.ready > 0
+        answer = others.scan_answered(foreign, now, taken=taken, reach=reach, front=front, busy=busy, room=room)
+        for key in answer.hidden:
+            self._awaiting.await_key(now.mono_ns, key)
+        scans.contention.others_scanned(answer.taken_elsewhere, len(answer.free))
+        self._pass_share_on()
+        return answer.left
 
-    def _note_reach(self, running: ScanUnderWay, result: ScanResult, now: Instant) -> None:
-        """A scan came back that replaces the buffer."""
+    @staticmethod
+    def _front(scans: ScanState, result: ScanResult, unwanted: Collection[Key], now: Instant) -> Place | None:
+        """The place of the first message of the own share that a scan shows and that is ready. None: none is, or groups
+        take turns."""
+        if scans.buffer.order is not None:
+            return None
+        for entry in result.entries:
+            own = entry.key not in scans.others and not scans.buffer.was_missed(entry.key)
+            if own and entry.due_ns <= now.server_ns and entry.key not in unwanted:
+                return place_of(entry)
+        return None
+
+    def _note_reach(self, running: ScanUnderWay, result: ScanResult, now: Instant) -> Place | None:
+        """A scan of the front came back. Returns the place behind which entries of the buffer stay; None: none do."""
         scans = running.group.scans
         if running.group.selection == ANYTHING:
-            self._own_empty = result.is_empty
-            self._others_empty = result.is_empty if running.portion is None else self._others_empty
+            self._is_empty = result.is_empty and (running.portion is None or running.portion.others > 0)
         shown = result.entries[: running.limit] if result.more and scans.position is None else ()
-        scans.reach = place_of(shown[-1]) if shown else None
+        read_to = place_of(shown[-1]) if shown else None
         if not shown or scans.buffer.order is None:
             scans.by_group.all_shown()
         elif self._group_scans.serves(running.group):
             scans.by_group.cut_off(shown[-1].priority, shown, now)
+        if read_to is not None and running.peeks and scans.buffer.order is None and scans.reach is not None:
+            scans.reach = max(scans.reach, read_to)
+            return read_to
+        scans.reach = read_to
+        return None if scans.buffer.order is None else read_to
 
     def group_scan_answered(
         self,
@@ -617,24 +627,6 @@ class ScanScheduler:
         """A group scan failed."""
         self._group_scans.failed(now, scan_id)
 
-    def _others_answered(self, group: FilterGroup, now: Instant, result: ScanResult, unwanted: Collection[Key]) -> None:
-        """A scan of the other shares came back."""
-        scans, most = group.scans, self._most
-        if group.selection == ANYTHING:
-            self._others_empty = result.is_empty
-        self._awaiting.stop_awaiting(entry.key for entry in result.entries)
-        room = max(0, 2 * most - len(scans.buffer))
-        answer = scans.others.scan_answered(result, now, scans.buffer.knows, most, room, busy=scans.has_more)
-        for entry in answer.free:
-            if entry.key not in unwanted:
-                scans.buffer.put(entry, now)
-            else:
-                scans.others.expect(entry, now)
-        for key in answer.hidden:
-            self._awaiting.await_key(now.mono_ns, key)
-        scans.contention.others_scanned(answer.taken_elsewhere, len(answer.free))
-        self._pass_share_on(now)
-
     def _is_due(self, group: FilterGroup, now: Instant) -> bool:
         if group.scans.running:
             return False
@@ -642,10 +634,15 @@ class ScanScheduler:
 
     def _wants_scan(self, group: FilterGroup, now: Instant) -> bool:
         """Whether a group without a scan under way is due for one for another reason than the time alone."""
+        others_ns = self._others_scan_ns(group, now)
+        return self._wants_more(group, now) or (others_ns is not None and others_ns <= now.mono_ns)
+
+    def _wants_more(self, group: FilterGroup, now: Instant) -> bool:
+        """Whether a scan may show messages of the own share that are to be read ahead."""
         scans = group.scans
         buffer = scans.buffer
-        shows_all = scans.others.share is None or not scans.has_more
-        if group.awaits_scan and shows_all and buffer.ready <= scans.limit // 4:
+        leaves_none = scans.others.share is None or not scans.has_more
+        if group.awaits_scan and leaves_none and buffer.ready <= scans.limit // 4:
             return True
         if scans.runs_low:
             if scans.dirty or buffer.more:
@@ -657,3 +654,24 @@ class ScanScheduler:
         if scans.retry_ns is not None and scans.retry_ns <= now.mono_ns:
             return True
         return scans.due_again_ns is not None and scans.due_again_ns <= now.server_ns
+
+
+def _others_reach(portion: Portion, result: ScanResult) -> Place | None:
+    """The place of the last due message of other shares that a scan has read. None: it has read all that are due."""
+    return place_of(result.others[: portion.others][-1]) if result.others_more else None
+
+
+def _unread(running: ScanUnderWay, result: ScanResult, reach: Place | None) -> Callable[[Entry], bool] | None:
+    """Which messages in the buffer a scan has not read: those behind its reach (None: there is none), and those behind
+    its reach among the messages of other shares. None: it has read all."""
+    portion, others = running.portion, running.group.scans.others
+    if portion is None:
+        return None if reach is None else lambda entry: place_of(entry) > reach
+    others_reach = _others_reach(portion, result)
+
+    def is_unread(entry: Entry) -> bool:
+        if entry.key not in others:
+            return reach is not None and place_of(entry) > reach
+        return not portion.others or (others_reach is not None and place_of(entry) > others_reach)
+
+    return is_unread

@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from engine.dispatch.filter_groups import FilterGroup
-from engine.model import Key, Portion, Range, Share
+from engine.model import Key, Portion, Range
 
 
 @dataclass(frozen=True, slots=True)
 class ScanUnderWay:
-    """A scan: its group, and the part of the table and the portion of the messages that it reads."""
+    """A scan: its group, and the part of the table that it reads."""
 
     group: FilterGroup
     part: Range | None
-    portion: Portion | None
-    share: Share | None
-    """The own share when it was started."""
     limit: int
     """How many due messages it reads."""
+    peeks: bool = False
+    """Whether it reads less than the last one, and what was read behind its reach stays."""
+    portion: Portion | None = None
+    """The messages that it reads; None: all."""
     over: set[Key] = field(default_factory=set)
     """Messages of which a statement here reported since it was started that they are acknowledged or deleted:
     it may have read them before. Those that something shows again are taken out."""

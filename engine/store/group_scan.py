@@ -24,7 +24,7 @@ def scan_by_group(
 ) -> Timed[GroupScanResult]:
     """Carry out a group scan of a table with a group index, and without rows of this priority NULL."""
     sql = TableStatements(table)
-    words = {"priority": request.priority, "portion": sql.within_portion(portion)}
+    words = {"priority": request.priority, "portion": sql.of_share(None if portion is None else portion.share)}
     if table.group_index is None or request.priority == LOWEST_PRIORITY:
         (now,) = connection.run([statement("now")])
         return Timed(GroupScanResult(()), now_ns(now))

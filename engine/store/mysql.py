@@ -76,6 +76,7 @@ from engine.store.recent import Recent
 from engine.store.roster import Introduction, RosterConnection
 from engine.store.route import Route
 from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, entries_of, keys_of, scan_slowly
+from engine.store.scan_result import with_others
 from engine.store.unlocked import UnlockedLookup
 from engine.store.unprepared import Unprepared
 
@@ -312,16 +313,26 @@ class MySQLStore:
         portion: Portion | None = None,
     ) -> Timed[ScanResult]:
         """Up to `limit` due entries, and up to `limit` entries that come due next."""
-        request = ScanRequest(table, limit, selection, context_of(selection), portion)
-        known, ahead = self._priorities.get(table.id, ()), self._limits.priorities_ahead
+        share = None if portion is None else portion.share
+        request = ScanRequest(table, limit, selection, context_of(selection), share)
         with self._pool.connection(request.context) as connection:
-            if table.scan_index is None:
-                return scan_slowly(connection, request)
-            scan = IndexScan(connection, request, known, ahead)
-            if part is not None:
-                scan = RangeScan(connection, request, known, ahead, part)
-            result = scan.run()
-        self._priorities.put(table.id, scan.priorities_read[: self._limits.priorities_known])
+            own = self._scan(connection, request, part)
+            if portion is None or not portion.others:
+                return own
+            others = self._scan(connection, replace(request, limit=portion.others, others=True), part)
+        return Timed(with_others(own.value, others.value), own.now_ns)
+
+    def _scan(self, connection: StoreConnection, request: ScanRequest, part: Range | None) -> Timed[ScanResult]:
+        table = request.table
+        if table.scan_index is None:
+            return scan_slowly(connection, request)
+        known, ahead = self._priorities.get(table.id, ()), self._limits.priorities_ahead
+        scan = IndexScan(connection, request, known, ahead)
+        if part is not None:
+            scan = RangeScan(connection, request, known, ahead, part)
+        result = scan.run()
+        if not request.others:
+            self._priorities.put(table.id, scan.priorities_read[: self._limits.priorities_known])
         return result
 
     def scan_groups(

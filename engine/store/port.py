@@ -272,14 +272,15 @@ class Store(Protocol):
 
         Due entries are ordered by priority (the lowest value first), time and id. A NULL time_next
         counts as due since 1970. `part` is used only with a condition. Rows before the positions
-        where it begins may be left out. The result has no messages beyond `portion`.
+        where it begins may be left out. The result has no messages beyond `portion`. Of those
+        of other shares, up to `portion.others` due ones, and as many that come due next, are `others`.
         """
 
     def scan_groups(
         self, table: QueueTable, request: GroupScan, portion: Portion | None = None
     ) -> Timed[GroupScanResult]:
         """Due messages of one priority by message group. Returns nothing for a table without a group
-        index, and for messages whose priority is NULL. `portion`: as for `scan`."""
+        index, and for messages whose priority is NULL. `portion`: only its share is read."""
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int = 0) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are unacknowledged, due by the server's clock, of the given

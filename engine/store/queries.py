@@ -23,7 +23,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from engine.model import ANYTHING, Entry, Group, Key, Portion, Selection, TableId
+from engine.model import ANYTHING, Entry, Group, Key, Selection, Share, TableId
 from engine.queue_table import BrokenTable, GroupColumn, IdKind, QueueTable
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.partition_plan import AHEAD, Partition, first_partitions, fitting_width_ns
@@ -263,14 +263,14 @@ class TableStatements:
         while batch := dict(islice(others, CASES)):
             yield self(name, ids=self.ids(batch), time_next=self.by_id(batch))
 
-    def within_portion(self, portion: Portion | None) -> str:
-        """The end of a condition that limits a scan to a portion of the messages. Empty without one.
+    def of_share(self, share: Share | None, *, others: bool = False) -> str:
+        """The end of a condition that limits a scan to the messages of a share, or to all others. Empty without one.
 
         The server computes the hash from the index entry, and reads no row of the others.
         """
-        if portion is None:
+        if share is None:
             return ""
-        share, sign = portion.share, "<>" if portion.others else "="
+        sign = "<>" if others else "="
         return f"AND CRC32({self._words['id']}) % {share.count} {sign} {share.number}"
 
     def key(self, raw: bytes) -> Key:

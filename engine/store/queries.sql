@@ -8,8 +8,8 @@
 --     server may otherwise read all of it, and wait for rows that it does not need.
 --   * time_acked is in every condition: it selects the partition of a table that is partitioned by it.
 --   * Rows are locked with SKIP LOCKED, so an application's open transaction never delays its table.
---   * $portion is empty, or limits a scan to the messages of one share by the hash of their ids. It is no
---     condition on an index, so a scan reads past the entries of the other shares.
+--   * $portion is empty, or limits a scan to the messages of one share, or to all others, by the hash of
+--     their ids. It is no condition on an index, so a scan reads past the entries of the other shares.
 --   * $group is empty, or the columns of the message group behind the others.
 --   * The clock is the server's, without time zones: microseconds since 1970 in UTC, times 1000.
 --   * Each name of a table has an index hint. A view has no index, so the server refuses one that has taken

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from engine.model import Entry, Group, Key, Portion, Range, ScanResult, Selection
+from engine.model import Entry, Group, Key, Range, ScanResult, Selection, Share
 from engine.packets import NULL_MARK, Result, text_values
 from engine.queue_table import QueueTable
 from engine.store.connection import OWN_CONTEXT, SessionContext, StoreConnection
@@ -32,13 +32,14 @@ def context_of(selection: Selection) -> SessionContext:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """The task of a scan: up to `limit` due rows of a selection, in this portion of the messages."""
+    """The task of a scan: up to `limit` due rows of a selection; only those of a share, or of all `others`."""
 
     table: QueueTable
     limit: int
     selection: Selection
     context: SessionContext
-    portion: Portion | None = None
+    share: Share | None = None
+    others: bool = False
 
 
 class IndexScan:
@@ -56,7 +57,7 @@ class IndexScan:
         """The priorities that were read, in their order."""
         self.sql = TableStatements(request.table, request.selection)
         self.row_limit = request.limit + 1
-        self._portion = self.sql.within_portion(request.portion)
+        self._portion = self.sql.of_share(request.share, others=request.others)
         self._connection, self._request = connection, request
         self._known, self._ahead = known, ahead
         self._read: dict[int, list[Result]] = {}
@@ -203,7 +204,7 @@ class RangeScan(IndexScan):
 def scan_slowly(connection: StoreConnection, request: ScanRequest) -> Timed[ScanResult]:
     """Scan a table without the scan index."""
     sql, row_limit = TableStatements(request.table, request.selection), request.limit + 1
-    portion = sql.within_portion(request.portion)
+    portion = sql.of_share(request.share, others=request.others)
     now, later, due = connection.run(
         [
             statement("now"),

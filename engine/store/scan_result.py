@@ -11,7 +11,7 @@ it found and left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.model import Entry, Position, ScanResult
 
@@ -99,3 +99,9 @@ class ScanAssembly:
 
 def _due_ns(entry: Entry) -> int:
     return entry.due_ns
+
+
+def with_others(own: ScanResult, others: ScanResult) -> ScanResult:
+    """The result of a scan of a share, and of all others."""
+    horizons = [horizon_ns for horizon_ns in (own.horizon_ns, others.horizon_ns) if horizon_ns is not None]
+    return replace(own, horizon_ns=min(horizons, default=None), others=others.entries, others_more=others.more)

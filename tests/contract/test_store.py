@@ -258,12 +258,13 @@ class TestScanForACondition:
         shares = [Share(number, count) for number in range(count)]
         part = Range({}, now_ns + HOUR)
         for share in shares:
-            own, others = (
-                subject.store.scan(subject.table, 100, EVEN, part, Portion(share, others)).value.entries
-                for others in (False, True)
-            )
-            assert [entry for entry in whole if share.turn(entry.key) == 0] == list(own)
-            assert [entry for entry in whole if share.turn(entry.key) > 0] == list(others)
+            found = subject.store.scan(subject.table, 100, EVEN, part, Portion(share, others=100)).value
+            others = [entry for entry in whole if share.turn(entry.key) > 0]
+            assert [entry for entry in whole if share.turn(entry.key) == 0] == list(found.entries)
+            assert others == list(found.others)
+            some = subject.store.scan(subject.table, 100, EVEN, part, Portion(share, others=2)).value
+            assert (some.entries, some.others[:2], some.others_more) == (found.entries, found.others[:2], True)
+            assert subject.store.scan(subject.table, 100, EVEN, part, Portion(share)).value.others == ()
 
     def test_a_claim_takes_only_rows_that_still_are_selected(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 4)

@@ -41,7 +41,7 @@ from engine.dispatch.picking import Picking
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.subscribers import Subscriber
-from engine.model import ANYTHING, NS_PER_S, Claimed, Entry, FetchResult, Key, Portion, Selection, Share
+from engine.model import ANYTHING, NS_PER_S, Claimed, Entry, FetchResult, Key, Selection, Share
 from engine.queue_table import OnDisconnect, Policy
 from engine.refused import Refusal
 from tests.support.hunting import assert_objects
@@ -836,28 +836,6 @@ class GraceNeverEnds(Dispatcher):
         super().__init__(policy, replace(limits, share_grace_ns=10**6 * NS_PER_S), jitter, now)
 
 
-class OddShare(Share):
-    """The share of the proxy before."""
-
-    def turn(self, key: Key) -> int:
-        return (super().turn(key) + 1) % self.count
-
-
-class ScansAndReportsHaveDifferentShares(Dispatcher):
-    """The server and the proxy hash ids in different ways."""
-
-    def share_changed(self, now: Instant, share: Share | None) -> Effects:
-        return super().share_changed(now, share and OddShare(share.number, share.count))
-
-    def _advance(self, now: Instant) -> Effects:
-        return [
-            replace(effect, portion=Portion(Share(portion.share.number, portion.share.count), portion.others))
-            if isinstance(effect, Scan) and (portion := effect.portion)
-            else effect
-            for effect in super()._advance(now)
-        ]
-
-
 BREAKS = [
     AcknowledgedIsNotHeard,
     VanishedClientsKeepTheirMessages,
@@ -882,7 +860,6 @@ BREAKS = [
 ]
 BREAKS_OF_SHARES = [
     GraceNeverEnds,
-    ScansAndReportsHaveDifferentShares,
 ]
 BREAKS_OF_MORE = [
     ConditionsAreNotMinded,

@@ -8,7 +8,7 @@ same machine objects to broken dispatchers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -188,10 +188,9 @@ class AReplacedBufferLosesOtherGroups(ReadAhead):
         result: ScanResult,
         now: Instant,
         unwanted: Collection[Key],
-        unread: Callable[[Key], bool] | None = None,
-        reach: object = None,
+        stays: object = None,
     ) -> None:
-        super().replace_with(result, now, unwanted, unread)
+        super().replace_with(result, now, unwanted)
 
 
 class TheRotationStays(GroupScans):

@@ -137,7 +137,7 @@ class ForgetfulScheduler(ScanScheduler):
 
     def poll_answered(self, *, empty: bool) -> None:
         super().poll_answered(empty=True)
-        self._own_empty = self._others_empty = empty
+        self._is_empty = empty
 
 
 class WhatAPollFindsIsNotScannedFor(Dispatcher):

@@ -176,11 +176,11 @@ def disable(thing: object, method: str, instead: Callable[..., object] = lambda 
     setattr(thing, method, instead)
 
 
-class TheOtherSharesAreNotScanned(BrokenGroups):
+class TheOtherSharesAreNotRead(BrokenGroups):
     """What is left to others is left to them for ever."""
 
     def damage(self, group: FilterGroup) -> None:
-        disable(group.scans.others, "scan_ns", lambda *_, **__: None)
+        disable(group.scans.others, "scan_started", lambda *_, **__: 0)
 
 
 def play_with_a_share_of_nobody(dispatcher: type[Dispatcher]) -> None:
@@ -202,9 +202,9 @@ def test_the_messages_of_a_share_that_no_proxy_has_are_delivered() -> None:
     play_with_a_share_of_nobody(Dispatcher)
 
 
-def test_the_play_objects_to_a_dispatcher_that_does_not_scan_the_other_shares() -> None:
+def test_the_play_objects_to_a_dispatcher_that_does_not_read_the_other_shares() -> None:
     with pytest.raises(AssertionError, match="lost"):
-        play_with_a_share_of_nobody(TheOtherSharesAreNotScanned)
+        play_with_a_share_of_nobody(TheOtherSharesAreNotRead)
 
 
 TestProxies = Proxies.TestCase

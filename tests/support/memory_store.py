@@ -69,7 +69,7 @@ from engine.store.port import (
     Timed,
 )
 from engine.store.rotation import Rotation
-from engine.store.scan_result import ScanAssembly, is_behind
+from engine.store.scan_result import ScanAssembly, is_behind, with_others
 
 T = TypeVar("T")
 
@@ -203,13 +203,26 @@ class MemoryStore:
         portion: Portion | None = None,
     ) -> Timed[ScanResult]:
         """Up to `limit` due entries, and up to `limit` entries that come due next."""
+        if portion is None:
+            return self._timed(self._scan(table, limit, selection, part, lambda _: True))
+        share = portion.share
+        result = self._scan(table, limit, selection, part, lambda key: share.turn(key) == 0)
+        if portion.others:
+            others = self._scan(table, portion.others, selection, part, lambda key: share.turn(key) != 0)
+            result = with_others(result, others)
+        return self._timed(result)
+
+    def _scan(
+        self,
+        table: QueueTable,
+        limit: int,
+        selection: Selection,
+        part: Range | None,
+        is_read: Callable[[Key], bool],
+    ) -> ScanResult:
         rows = self.rows_of(table)
         live = [row for row in rows.values() if row.time_acked_ns is None]
-        wanted = [
-            row.entry
-            for row in live
-            if self._is_wanted(row, selection) and (portion is None or portion.contains(row.key))
-        ]
+        wanted = [row.entry for row in live if self._is_wanted(row, selection) and is_read(row.key)]
         entries = sorted(wanted, key=lambda entry: (entry.priority, entry.due_ns, entry.key))
         if part is not None:
             greatest_id = max((key for key in rows if isinstance(key, int)), default=0) if table.id_grows else None
@@ -221,11 +234,11 @@ class MemoryStore:
                 zero = [entry for entry in of_it if entry.due_ns == 0][: assembly.row_limit]
                 timed = [entry for entry in of_it if 0 < entry.due_ns <= part.until_ns][: assembly.row_limit]
                 assembly.add_part(priority, odd, zero, timed)
-            return self._timed(assembly.result())
+            return assembly.result()
         due = [entry for entry in entries if entry.due_ns <= self.now_ns]
         later = sorted((entry for entry in entries if entry.due_ns > self.now_ns), key=lambda entry: entry.due_ns)
         horizon_ns = later[limit].due_ns if len(later) > limit else None
-        return self._timed(ScanResult((*due[:limit], *later[:limit]), len(due) > limit, horizon_ns))
+        return ScanResult((*due[:limit], *later[:limit]), len(due) > limit, horizon_ns)
 
     def scan_groups(
         self, table: QueueTable, request: GroupScan, portion: Portion | None = None
@@ -238,7 +251,7 @@ class MemoryStore:
             for row in self.rows_of(table).values()
             if row.time_acked_ns is None
             and row.priority == request.priority
-            and (portion is None or portion.contains(row.key))
+            and (portion is None or portion.share.turn(row.key) == 0)
         ]
         live.sort(key=lambda entry: (group_order(entry.group), entry.due_ns, entry.key))
         places = [group_order(entry.group) for entry in live]

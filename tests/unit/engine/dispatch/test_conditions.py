@@ -139,7 +139,6 @@ def test_what_was_left_to_others_is_scanned_for_at_once_when_they_are_gone(conte
     contended.set_share(None)
     (scan,) = [asked.effect for asked in contended.asked if isinstance(asked.effect, Scan)]
     assert scan.selection == EVEN
-    assert scan.portion is None
     assert scan.part is not None
     assert not scan.part.after
 
@@ -161,7 +160,7 @@ def test_the_condition_of_one_proxy_alone_waits_for_no_grace_after_a_while(conte
     assert acknowledge_all(contended) == [key]
 
 
-def test_the_scans_of_both_shares_go_on_where_the_last_ones_ended(contended: Stage) -> None:
+def test_scans_go_on_where_the_last_ones_ended_and_what_others_have_left(contended: Stage) -> None:
     """Messages that the condition does not select stay at the front, and no scan reads them again."""
     put(contended, range(2_001, 3_001, 2))
     for round_ in range(4):
@@ -173,35 +172,8 @@ def test_the_scans_of_both_shares_go_on_where_the_last_ones_ended(contended: Sta
         contended.pass_time(3 * NS_PER_S)
         contended.settle()
     contended.enqueue(*others_of(contended, 9_000, 1))
-    contended.pass_time(GRACE_NS)
-    scans = [asked.effect for asked in contended.asked if isinstance(asked.effect, Scan)]
-    assert {scan.portion.others for scan in scans if scan.portion} == {True, False}
-    for scan in scans:
-        assert scan.part is not None
-        place = scan.part.after[0]
-        assert place.zero_id is not None
-        assert place.zero_id > 3_001
-
-
-def test_contention_may_end_with_a_message_that_a_poll_has_taken_meanwhile() -> None:
-    stage = new_stage(limits=Limits(contention_bound=0))
-    stage.subscribe(1, holder=1, selection=EVEN)
-    stage.set_share(Share(0, 2))
-    stage.settle()
-    group_of(stage).scans.contention.claim_answered(taken=0, missed=1)
-    (key,) = others_of(stage, 2_000, 1)
-    stage.enqueue(key)
-    stage.settle()
-    stage.pass_time(GRACE_NS)
-    stage.settle()
-    stage.pass_time(GRACE_NS)
-    (shows_it_free,) = stage.asked
-    stage.do(shows_it_free)
-    stage.subscribe(2, holder=2, selection=EVEN, first_wait_ns=0)
-    for asked in [asked for asked in stage.asked if asked is not shows_it_free]:
-        stage.do(asked)
-        stage.answer(asked)
-    assert any(isinstance(asked.effect, Claim) for asked in stage.asked)
-    stage.answer(shows_it_free)
-    stage.settle()
-    assert acknowledge_all(stage) == [key]
+    (scan,) = [asked.effect for asked in contended.asked if isinstance(asked.effect, Scan)]
+    assert scan.part is not None
+    place = scan.part.after[0]
+    assert place.zero_id is not None
+    assert place.zero_id > 3_001

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from engine.dispatch.effects import Cause, Claim, Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.dispatch.other_shares import OtherShares
-from engine.dispatch.scan_position import ScanPosition
-from engine.model import NS_PER_S, Entry, Portion, Position, ScanResult, Share, id_hash
+from engine.dispatch.other_shares import STAYS_MAX, OtherShares
+from engine.dispatch.time_order import place_of
+from engine.model import NS_PER_S, Entry, Share, id_hash
 from tests.support.memory_store import MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Stage
 
@@ -33,8 +35,8 @@ def stage() -> Stage:
     return stage
 
 
-def portions(stage: Stage) -> list[Portion | None]:
-    return [asked.effect.portion for asked in stage.asked if isinstance(asked.effect, Scan)]
+def scans(stage: Stage) -> list[Scan]:
+    return [asked.effect for asked in stage.asked if isinstance(asked.effect, Scan)]
 
 
 def log(stage: Stage, *keys: int) -> None:
@@ -59,9 +61,15 @@ def test_three_shares_are_one_after_the_other_in_turn() -> None:
         assert shares[id_hash(key) % 3].turn(key) == 0
 
 
-def test_the_own_share_is_scanned_alone(stage: Stage) -> None:
+def test_one_scan_shows_the_messages_of_all_shares_and_those_of_others_are_left_for_a_grace(stage: Stage) -> None:
+    stage.enqueue(OTHERS[0], wake=False)
     stage.enqueue(OWN[0])
-    assert portions(stage) == [Portion(HALF)]
+    assert len(scans(stage)) == 1
+    stage.settle()
+    assert stage.delivered == {1: [OWN[0]]}
+    stage.pass_time(GRACE_NS)
+    stage.settle()
+    assert stage.delivered == {1: [OWN[0], OTHERS[0]]}
 
 
 def test_own_messages_in_the_log_are_claimed_at_once_and_without_a_scan(stage: Stage) -> None:
@@ -76,7 +84,7 @@ def test_other_messages_in_the_log_are_scanned_for_after_a_grace_and_taken_if_th
     stage.pass_time(GRACE_NS - 1)
     assert not stage.asked
     stage.pass_time(1)
-    assert portions(stage) == [Portion(HALF, others=True)]
+    assert len(scans(stage)) == 1
     stage.settle()
     assert stage.delivered == {1: [OTHERS[0]]}
 
@@ -144,7 +152,7 @@ def test_a_poll_gets_the_messages_of_another_share_though_the_shares_change_mean
     for key in OTHERS[:3]:
         stage.enqueue(key)
     stage.subscribe(1, holder=1, first_wait_ns=0)
-    scan = next(asked for asked in stage.asked if isinstance(asked.effect, Scan) and asked.effect.portion is None)
+    scan = next(asked for asked in stage.asked if isinstance(asked.effect, Scan))
     stage.do(scan)
     if read:
         stage.answer(scan)
@@ -200,6 +208,47 @@ def test_two_dispatchers_that_drain_one_table_share_it_and_claim_little_in_vain(
             stage.handle(stage.dispatcher.tick)
     assert wanted <= 1.05 * messages
     assert min(acknowledged) > messages // 3
+
+
+@pytest.mark.parametrize("takes", [0, 1, 10])
+def test_the_oldest_message_waits_for_no_proxy_that_is_slower(takes: int) -> None:
+    """The consumer of the second proxy takes so many messages while that of the first takes sixty."""
+    messages, store = 2_500, MemoryStore(now_ns=Stage().now_ns)
+    policy, limits = replace(POLICY, cache_size=10_000, batch_size=100), Limits(share_lag_ns=2 * GRACE_NS)
+    stages = [Stage(policy=policy, store=store, limits=limits, fetch_budget=10**6) for _ in range(2)]
+    for number in range(1, messages + 1):
+        store.put(TABLE, Row(number, payload=str(number).encode()))
+    for number, (stage, prefetch) in enumerate(zip(stages, (60, max(1, takes)), strict=True)):
+        stage.set_share(Share(number, 2))
+        stage.subscribe(1, holder=number, prefetch=prefetch)
+    done, newest, behind = [0, 0], 0, 0
+    while newest < messages - 100:
+        for number, (stage, pace) in enumerate(zip(stages, (60, takes), strict=True)):
+            for asked in list(stage.asked):
+                stage.do(asked)
+                stage.answer(asked)
+            for key in stage.delivered.get(1, [])[done[number] :][:pace]:
+                done[number] += 1
+                stage.acknowledge(key, seen=True)
+            stage.mono_ns += 20_000_000
+            stage.handle(stage.dispatcher.tick)
+        store.now_ns += 20_000_000
+        newest = max(map(int, stages[0].delivered.get(1, [0])))
+        oldest = next((int(key) for key, row in store.rows[TABLE].items() if not row.epoch), messages)
+        behind = max(behind, newest - oldest)
+    assert behind < 1_500
+
+
+def test_a_locked_message_of_the_own_share_keeps_none_of_another_waiting(stage: Stage) -> None:
+    """The other proxy takes nothing."""
+    stage.store.locked = {OWN[0]}
+    later = [key for key in OTHERS if key > OWN[0]][:5]
+    for key in (OWN[0], *later):
+        stage.enqueue(key, wake=False)
+    stage.handle(stage.dispatcher.woken)
+    began_ns = stage.mono_ns
+    stage.run_until(lambda: sorted(map(int, stage.delivered.get(1, []))) == later)
+    assert stage.mono_ns - began_ns < 10 * GRACE_NS
 
 
 @pytest.fixture
@@ -277,55 +326,53 @@ def test_locked_messages_at_the_front_keep_none_behind_them_however_slow_the_dat
     assert stage.delivered
 
 
+class Left:
+    """The messages of other shares, and scans that show some of them."""
+
+    def __init__(self) -> None:
+        self.others = OtherShares(Limits())
+        self.others.set_share(HALF)
+
+    def scan(self, shown: Sequence[Entry], after_ns: int, *, more: bool = False, **options: Any) -> list[Entry]:
+        """The messages that this proxy takes after a scan."""
+        reach = place_of(shown[-1]) if more else None
+        now = Instant(after_ns, NS_PER_S)
+        return self.others.scan_answered(shown, now, reach=reach, busy=False, room=100, **options).free
+
+
+OTHER_ENTRIES = [Entry(key, 0, 0, 0) for key in OTHERS]
+
+
 def test_a_scan_that_reads_less_than_the_one_before_shows_no_progress_of_others() -> None:
     """What it has not read may still be there, and keeps its place in the wait."""
-    others, entries = OtherShares(Limits()), tuple(Entry(key, 0, 0, 0) for key in OTHERS)
-
-    def scanned(shown: int, after_ns: int) -> list[Entry]:
-        now = Instant(after_ns, NS_PER_S)
-        others.start_scan(now, NS_PER_S)
-        result = ScanResult(entries[:shown], more=shown < len(entries), horizon_ns=None)
-        return others.scan_answered(result, now, lambda _: False, 100, 100, busy=False).free
-
-    others.set_share(HALF, Instant(0, NS_PER_S))
-    assert scanned(len(entries), GRACE_NS) == []
-    assert scanned(5, 3 * GRACE_NS) == list(entries[:5])
-    assert scanned(len(entries), 3 * GRACE_NS + 1) == list(entries[5:])
+    left = Left()
+    assert left.scan(OTHER_ENTRIES, GRACE_NS) == []
+    assert left.scan(OTHER_ENTRIES[:5], 3 * GRACE_NS, more=True) == OTHER_ENTRIES[:5]
+    assert left.scan(OTHER_ENTRIES, 3 * GRACE_NS + 1, taken=OTHERS[:5]) == OTHER_ENTRIES[5:]
 
 
 def test_what_a_scan_has_passed_and_not_shown_was_taken_by_others_though_the_last_ones_are_known_here() -> None:
-    others, entries = OtherShares(Limits()), [Entry(key, 0, 0, 0) for key in OTHERS[:6]]
-
-    def scanned(shown: list[Entry], after_ns: int) -> list[Entry]:
-        now, known = Instant(after_ns, NS_PER_S), entries[3]
-        others.start_scan(now, NS_PER_S)
-        result = ScanResult(tuple(shown), more=len(shown) < len(entries), horizon_ns=None)
-        return others.scan_answered(result, now, lambda entry: entry == known, 100, 100, busy=False).free
-
-    others.set_share(HALF, Instant(0, NS_PER_S))
-    scanned(entries, GRACE_NS)
-    assert scanned([entries[0], entries[1], entries[3]], 3 * GRACE_NS) == [entries[1]]  # As many as were taken stay.
+    left, entries = Left(), OTHER_ENTRIES[:6]
+    left.scan([*entries[:3], *entries[4:]], GRACE_NS)
+    shown = [entries[0], entries[1], entries[3]]
+    found = left.scan(shown, 3 * GRACE_NS, more=True, taken=[entries[3].key])
+    assert found == [entries[1]]  # As many as were taken stay.
 
 
-def test_with_a_condition_scans_go_on_where_the_last_one_ended_and_never_behind_what_is_left_to_others() -> None:
-    others, left = OtherShares(Limits(), ScanPosition()), Entry(50, 0, 0, 0)
-    others.set_share(HALF, Instant(0, NS_PER_S))
+def test_a_message_that_stays_while_others_are_taken_is_one_that_its_proxy_does_not_take() -> None:
+    left, waiting = Left(), list(OTHER_ENTRIES)
+    left.scan(waiting, 0)
+    for scan in range(1, STAYS_MAX + 1):
+        del waiting[1]
+        front = place_of(waiting[1])
+        assert left.scan(waiting, scan * GRACE_NS, front=front) == []
+    del waiting[1]
+    assert left.scan(waiting, (STAYS_MAX + 1) * GRACE_NS, front=place_of(waiting[1])) == waiting[:1]
 
-    def begins_behind(shown: tuple[Entry, ...], at_s: int) -> int | None:
-        """The id of time 0 behind which the next scan reads."""
-        now = Instant(at_s * NS_PER_S, (1_000 + at_s) * NS_PER_S)
-        others.start_scan(now, 10_000 * NS_PER_S)
-        reached = {0: Position(100, now.server_ns)}
-        result = ScanResult(shown, more=False, horizon_ns=None, reached=reached, greatest_id=100)
-        others.scan_answered(result, now, lambda _: False, 100, 0, busy=False)
-        _, part = others.start_scan(now, 10_000 * NS_PER_S)
-        assert part is not None
-        return part.after[0].zero_id
 
-    assert others.share is not None
-    for at_s in (3, 6, 9):
-        begins_behind((), at_s)
-    assert begins_behind((), 12) == 100
-    assert begins_behind((left,), 15) == 49
-    assert begins_behind((left,), 18) == 49
-    assert begins_behind((), 21) == 100
+def test_messages_of_others_behind_the_first_own_one_are_left_to_them() -> None:
+    """They come later in the order of delivery. Their proxies have not been slower than this one."""
+    left, entries = Left(), OTHER_ENTRIES[:8]
+    left.scan(entries, 0)
+    assert left.scan(entries, 2 * GRACE_NS, front=place_of(entries[2])) == entries[:2]
+    assert left.scan(entries[2:], 3 * GRACE_NS) == entries[2:]

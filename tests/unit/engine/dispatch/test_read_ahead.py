@@ -234,7 +234,10 @@ def test_a_scan_that_shows_what_is_known_orders_nothing_anew(grouped: bool, monk
     monkeypatch.setattr(order, "push", lambda _, entry: pushed.append(entry))
     monkeypatch.setattr(order, "rebuild", lambda _, entries: pushed.extend(entries))
     made.replace_with(
-        ScanResult((*before[:300], entry(999)), more=True, horizon_ns=None), at(100), (), None, (0, 0, 299)
+        ScanResult((*before[:300], entry(999)), more=True, horizon_ns=None),
+        at(100),
+        (),
+        lambda entry: int(entry.key) > 299,
     )
     assert keys(pushed) == [999]
     assert made.ready == 901
