@@ -32,6 +32,7 @@ OVERDUE_S = 30.0
 """A message that is held for less is not overdue, however short the jobs of its queue are."""
 
 UNREAD_EVENT = "queue.no_consumer"
+READ_TEXT = "it is consumed again, or empty"
 UNREAD_TEXT = f"messages are due, and no stream has read it for {CONSUMER_S} s; no proxy has one in flight"
 
 JOBS_MIN = 20
@@ -106,8 +107,7 @@ class QueueWatch:
         is_read = counted is not None and counted.is_read(asyncio.get_running_loop().time())
         is_unread = is_due and not Seen(dispatcher, now_ns, is_read).has_consumer
         if self._log(table, UNREAD_EVENT, UNREAD_TEXT, holds=is_unread):
-            extra = {"event": "queue.consumed", "queue": str(table)}
-            log.info("queue %s is consumed again, or empty", table, extra=extra)
+            log.info("queue %s: %s", table, READ_TEXT, extra={"event": "queue.consumed", "queue": str(table)})
         self._log(table, UNIT, OTHER_UNIT, holds=counted is not None and counted.depth.other_unit)
 
     def _log(self, table: TableId, event: str, text: str, *, holds: bool) -> bool:

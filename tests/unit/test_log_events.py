@@ -8,6 +8,8 @@ from pathlib import Path
 
 from engine.dispatch.problems import Kind
 from engine.store.server_states import ServerStates
+from proxy.server.problems import UNIT
+from proxy.server.queue_watch import UNREAD_EVENT
 
 REPOSITORY = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (`[a-z_.`, ]+`) \| (debug|info|warning|error) \|", re.MULTILINE)
@@ -56,6 +58,7 @@ def test_the_documents_list_each_event_with_its_level() -> None:
     assert len({name for name, _ in listed}) == len(listed)
     logged = {found for _, call in calls() if (found := event(call)) and found[0]}
     logged |= {(kind.value, "error") for kind in Kind}
+    logged |= {(name, "warning") for name in (UNREAD_EVENT, UNIT)}
     for state in ServerStates().all:
         logged |= {(state.began.event, "warning"), (state.ended.event, "info")}
     assert set(listed) == logged
