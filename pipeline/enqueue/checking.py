@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pyspark.sql import Column as Expression
 from pyspark.sql import Row
@@ -23,6 +23,8 @@ from .fingerprint import Sums
 from .mapping import Mapped
 from .rules import Rule, rules, shown
 
+_CHECKED: Final = "ackstream_checked"
+
 EXAMPLES: Final = 5
 """Duplicate keys in an error's text."""
 
@@ -30,6 +32,12 @@ CANDIDATES: Final = 1000
 """Keys that may be duplicates and are compared by the server, at most."""
 COMPARED_AT_ONCE: Final = 100
 """Keys in one statement."""
+
+SAMPLED_OF: Final = 100
+"""Of a sample, one of so many rows of each task is checked."""
+
+Check = Literal["all", "sample", "off"]
+"""Which rows are compared with the rules. Keys are compared with `all` alone."""
 
 Values = tuple[Any, ...]
 
@@ -55,25 +63,28 @@ class Facts:
         return sums.fingerprint(names, [(piece.rows, piece.checksum) for piece in self.pieces])
 
 
-def read(cut: Cut, mapped: Mapped, table: Table) -> tuple[Facts, list[str]]:
+def read(cut: Cut, mapped: Mapped, table: Table, check: Check) -> tuple[Facts, list[str]]:
     """Read the data once. Returns the facts, and texts for what does not fit, with examples."""
-    stated = rules(mapped, table)
+    stated = [] if check == "off" else rules(mapped, table)
     aggregates = [f.count(f.lit(1)).alias("rows"), _octets(mapped).alias("octets"), *cut.sums.aggregates()]
+    frame, checked = cut.frame, f.lit(True)
+    if check == "sample":
+        frame, checked = frame.withColumn(_CHECKED, f.monotonically_increasing_id() % SAMPLED_OF == 0), f.col(_CHECKED)
     # Their buffers have a fixed length, so Spark aggregates by hash and does not sort.
-    found = cut.frame.groupBy(PIECE).agg(*aggregates, *_counts(stated)).collect()
-    facts = Facts(_pieces(found, cut))
-    return facts, _broken(stated, found, facts.rows, mapped)
+    counts = [f.count_if(checked).alias(_CHECKED), *_counts(stated, checked)]
+    found = frame.groupBy(PIECE).agg(*aggregates, *counts).collect()
+    return Facts(_pieces(found, cut)), _broken(stated, found, sum(row[_CHECKED] for row in found), mapped)
 
 
 def examine(mapped: Mapped, table: Table) -> list[str]:
     """Texts for what does not fit, for data that will not be written."""
     stated = rules(mapped, table)
-    found = mapped.frame.agg(f.count(f.lit(1)).alias("rows"), *_counts(stated)).collect()
+    found = mapped.frame.agg(f.count(f.lit(1)).alias("rows"), *_counts(stated, f.lit(True))).collect()
     return _broken(stated, found, found[0]["rows"], mapped)
 
 
-def _counts(stated: Sequence[Rule]) -> list[Expression]:
-    return [f.count_if(rule.broken).alias(f"broken{number}") for number, rule in enumerate(stated)]
+def _counts(stated: Sequence[Rule], checked: Expression) -> list[Expression]:
+    return [f.count_if(checked & rule.broken).alias(f"broken{number}") for number, rule in enumerate(stated)]
 
 
 def _broken(stated: Sequence[Rule], found: Sequence[Row], total: int, mapped: Mapped) -> list[str]:

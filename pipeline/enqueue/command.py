@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import click
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +24,7 @@ from ..common.command_line import (
 from ..endpoint import Endpoint
 from ..errors import PipelineError
 from .abandon import abandon, lines, listed
+from .checking import Check
 from .job import Outcome, enqueue
 from .load import Settings
 
@@ -44,6 +45,13 @@ FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".cs
 @click.option("--mapping", multiple=True, type=Assignment(), help="column=expression; without any, columns go by name")
 @click.option("--spread", type=Duration(), help="due evenly over this time from now, such as 1h, not at once")
 @click.option("--mode", type=click.Choice(["streaming", "atomic"]), default="streaming", show_default=True)
+@click.option(
+    "--check",
+    type=click.Choice(get_args(Check)),
+    default="all",
+    show_default=True,
+    help="the rows that are compared with the table first; off: the server alone refuses what does not fit",
+)
 @click.option("--max-connections", type=int, default=Settings().max_connections, show_default=True)
 @click.option("--slice-rows", type=click.IntRange(1), default=Settings().slice_rows, show_default=True)
 @click.option("--rejects", metavar="DIR", help="write rows that the server refuses to DIR as Parquet")
@@ -122,6 +130,7 @@ def _run(
     mapping: Sequence[tuple[str, str]],
     spread: float | None,
     mode: Any,
+    check: Any,
     max_connections: int,
     slice_rows: int,
     rejects: str | None,
@@ -136,6 +145,7 @@ def _run(
     with running_spark(session, PROGRAM, master, conf) as spark, reporting() as report:
         with reading_source():
             frame = _data(spark, source, format_, dict(options), query)
+        settings = Settings(max_connections, slice_rows=slice_rows, rejects_max=rejects_max, check=check)
         outcome = enqueue(
             frame,
             endpoint,
@@ -145,7 +155,7 @@ def _run(
             mapping=dict(mapping) or None,
             spread_s=spread,
             rejects=rejects,
-            settings=Settings(max_connections=max_connections, slice_rows=slice_rows, rejects_max=rejects_max),
+            settings=settings,
             report=report,
         )
         return said(outcome), REJECTED if outcome.rejected else 0

@@ -32,7 +32,7 @@ from ..common.tasks import require_classic
 from ..endpoint import Endpoint
 from ..errors import AbandonedError, JobError, PipelineError, ProblemsError, cause
 from .abandon import drop
-from .checking import Facts, duplicates, examine, read
+from .checking import Check, Facts, duplicates, examine, read
 from .cut import ByHash, Cut, by_files, file_octets
 from .direct import Direct
 from .fingerprint import Sums
@@ -170,6 +170,8 @@ def _check_arguments(batch: str, mode: str, spread_s: float | None, settings: Se
         raise PipelineError(f"the mode is streaming or atomic, not {mode!r}")
     if spread_s is not None and not 0 < spread_s <= 10 * 365 * 86_400:
         raise PipelineError("the spread is more than nothing and at most ten years")
+    if settings.check not in get_args(Check):
+        raise PipelineError(f"the check is all, sample or off, not {settings.check!r}")
     if settings.max_connections < 2:
         raise PipelineError("max connections is at least 2: one of the driver's and one that writes")
 
@@ -203,14 +205,15 @@ def _cut(
             " this one another name, or the same data as then"
         )
     cut: Cut = files or ByHash(fitting, sums)
-    facts, problems = read(cut, fitting, queue)
-    problems += duplicates(fitting, queue, endpoint)
+    facts, problems = read(cut, fitting, queue, settings.check)
+    if settings.check == "all":
+        problems += duplicates(fitting, queue, endpoint)
     if problems:
         raise ProblemsError(f"the data does not fit {queue.quoted}; nothing was written", problems)
     cores = fitting.frame.sparkSession.sparkContext.defaultParallelism
     if files and not known and not serves(facts, files.tasks(facts.pieces), settings, cores):
         cut = ByHash(fitting, sums)
-        facts, _ = read(cut, fitting, queue)
+        facts, _ = read(cut, fitting, queue, "off")
     return cut, facts
 
 

@@ -16,7 +16,7 @@ from ..common.ledger import Batch, Ledger
 from ..common.table import Table
 from ..common.tasks import can_exceed
 from ..endpoint import Endpoint
-from .checking import Facts
+from .checking import Check, Facts
 from .cut import PIECES_MAX, Cut, Piece
 from .mapping import Mapped, required_fillers
 
@@ -43,6 +43,9 @@ class Settings:
     """How often missing slices are written again, after Spark has tried each task several times."""
     rejects_max: int = 10_000
     """Refused rows of a batch. With more the data as a whole is wrong."""
+    check: Check = "all"
+    """Which rows are compared with the table before anything is written. Without it the server alone refuses what
+    does not fit, when some slices may be written, and changes some values silently."""
     look_s: float = 0.5
     """Between two checks of what has been committed."""
 

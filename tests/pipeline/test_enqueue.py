@@ -6,6 +6,7 @@ import datetime as dt
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -265,6 +266,35 @@ def test_values_that_do_not_fit_are_found_before_anything_is_written(
         "time_next: 1 of 8 rows have NULL, and without a time no message is delivered, such as id 2",
     ]
     assert rows(connection, "SELECT COUNT(*) FROM m") == [(0,)]
+
+
+def test_without_checks_the_server_alone_refuses_what_does_not_fit(
+    fill: Enqueue, connection: Any, spark: SparkSession
+) -> None:
+    run(connection, "CREATE QUEUE m (n TINYINT, x FLOAT)")
+    unchecked = replace(SMALL_SLICES, check="off", rounds=1)
+    frame = spark.sql("SELECT id AS n, 16777217 AS x FROM range(2)")
+    fill(frame, settings=unchecked)
+    assert rows(connection, "SELECT n, x = 16777216 FROM m ORDER BY n") == [(0, 1), (1, 1)]
+    with pytest.raises(JobError, match="Out of range value for column 'n'"):
+        fill(frame.withColumn("n", f.lit(1000)), batch="other", settings=unchecked)
+    with pytest.raises(ProblemsError, match="x: 2 of 2 rows would be changed without a word"):
+        fill(frame, batch="another")
+    with pytest.raises(PipelineError, match="the check is all, sample or off, not 'some'"):
+        fill(frame, batch="another", settings=replace(unchecked, check="some"))  # type: ignore[arg-type]
+
+
+def test_of_a_sample_one_row_of_a_hundred_is_checked(fill: Enqueue, connection: Any, spark: SparkSession) -> None:
+    run(connection, "CREATE QUEUE m (payload VARCHAR(10))")
+    sampled = replace(SMALL_SLICES, check="sample", rounds=1)
+    long = spark.range(0, 1_000, numPartitions=1).select(f.lit("x" * 11).alias("payload"))
+    with pytest.raises(ProblemsError, match="payload: 10 of 10 rows are longer"):
+        fill(long, settings=sampled)
+    some = spark.range(0, 1_000, numPartitions=1).select(
+        f.when(f.col("id") % 100 == 7, f.lit("x" * 11)).otherwise("x").alias("payload")
+    )
+    with pytest.raises(JobError, match="Data too long for column 'payload'"):
+        fill(some, batch="other", settings=sampled)
 
 
 def test_data_that_is_other_at_each_reading_is_refused(fill: Enqueue, connection: Any, orders: DataFrame) -> None:

@@ -80,6 +80,14 @@ def test_data_that_does_not_fit_is_exit_status_2_and_all_that_is_wrong(
     }
 
 
+def test_without_checks_what_the_server_changes_is_in_the_queue(command: Command, connection: Any, orders: str) -> None:
+    run(connection, "CREATE QUEUE m (n FLOAT)")
+    query = ("--source", orders, "--query", "SELECT 16777217 AS n FROM source LIMIT 1", "--batch")
+    assert command(*query, "b").exit_code == 2
+    assert command(*query, "b", "--check", "off").exit_code == 0
+    assert rows(connection, "SELECT n = 16777216 FROM m") == [(1,)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "url", "complaint"),
     [
@@ -88,6 +96,7 @@ def test_data_that_does_not_fit_is_exit_status_2_and_all_that_is_wrong(
         (["--batch", "b"], "", "name the data"),
         (["--source", "x", "--batch", "b", "--spread", "soon"], "", "'soon' is no duration"),
         (["--source", "x", "--batch", "b", "--mapping", "nonsense"], "", "'nonsense' is not name=value"),
+        (["--source", "x", "--batch", "b", "--check", "some"], "", "'some' is not one of 'all', 'sample', 'off'"),
         (["--source", "x", "--batch", "b", "--mapping", "a=1", "--mapping", "a=2"], "", "names a column twice"),
         (["--source", "x", "--batch", "b"], "mysql://root:secret@h/d", "a password does not belong in the URL"),
     ],
