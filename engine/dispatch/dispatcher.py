@@ -433,7 +433,7 @@ class Dispatcher:
             for entry in (*result.entries, *result.arrivals):
                 if not (parts.is_taken(entry.key) or parts.leases.get(entry.key)):
                     parts.dead_letters.add_if_dead(entry, now)
-        parts.scans.group_scan_answered(now, scan_id, result, parts.taken_among, parts.leases.outdated_among)
+        parts.scans.group_scan_answered(now, scan_id, result, parts.unwanted_among)
         return self._advance(now)
 
     def group_scan_failed(self, now: Instant, scan_id: int) -> Effects:

@@ -3,7 +3,7 @@ the read-ahead buffers. `GroupScans` decides for each filter group what the next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.dispatch.effects import ScanGroups
 from engine.dispatch.filter_groups import FilterGroup
@@ -59,10 +59,9 @@ class GroupScanning:
         now: Instant,
         scan_id: int,
         result: GroupScanResult,
-        taken_among: Callable[[Collection[Key]], set[Key]],
-        outdated_among: Callable[[Iterable[Entry], int], set[Key]],
+        unwanted_among: Callable[[Sequence[Entry], int], set[Key]],
     ) -> None:
-        """A group scan came back. `taken_among`, `outdated_among`: as in `ScanScheduler.scan_answered`."""
+        """A group scan came back. `unwanted_among`: which of these messages are taken, or older than their leases."""
         scan = self.running.finish(scan_id)
         scans = scan.group.scans
         buffer, by_group, room = scans.buffer, scans.by_group, BUFFERED * self._window() - len(scans.buffer)
@@ -71,7 +70,7 @@ class GroupScanning:
             return
         arrivals = [entry for entry in result.arrivals if by_group.is_wanted(entry, buffer.order)]
         shown = [entry for entry in (*result.entries, *arrivals) if not buffer.knows(entry)]
-        unwanted = taken_among([entry.key for entry in shown]) | outdated_among(shown, scan_id) | scan.over
+        unwanted = unwanted_among(shown, scan_id) | scan.over
         found = [entry for entry in shown if entry.key not in unwanted and entry.key not in scans.others]
         buffer.put_all(found[: max(0, room)], now)
 

@@ -7,7 +7,7 @@ clients lock), `picking` (which messages are handed out next), `wake_times` (whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -33,7 +33,7 @@ from engine.dispatch.runs import Runs
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.turns import Turns
 from engine.dispatch.verification import LeaseVerification
-from engine.model import Key
+from engine.model import Entry, Key
 from engine.queue_table import Policy
 
 
@@ -156,6 +156,11 @@ class Parts:
     def taken_among(self, keys: Collection[Key]) -> set[Key]:
         """Those of these messages of which `is_taken` is true."""
         return self.claims.among(keys) | self.dead_letters.among(keys) | self.releases.failures_among(keys)
+
+    def unwanted_among(self, entries: Sequence[Entry], scan_id: int) -> set[Key]:
+        """Those of these messages that are taken, or whose rows, as this scan shows them, are older than their
+        leases."""
+        return self.taken_among([entry.key for entry in entries]) | self.leases.outdated_among(entries, scan_id)
 
     def groups_with_demand(self) -> list[FilterGroup]:
         """The groups in which a stream could be given a message now."""

@@ -616,12 +616,11 @@ class ScanScheduler:
         now: Instant,
         scan_id: int,
         result: GroupScanResult,
-        taken_among: Callable[[Collection[Key]], set[Key]],
-        outdated_among: Callable[[Iterable[Entry], int], set[Key]],
+        unwanted_among: Callable[[Sequence[Entry], int], set[Key]],
     ) -> None:
-        """A group scan came back. `taken_among`, `outdated_among`: as in `scan_answered`."""
+        """A group scan came back. `unwanted_among` as in `GroupScanning.answered`."""
         self._awaiting.stop_awaiting(entry.key for entry in (*result.entries, *result.arrivals))
-        self._group_scans.answered(now, scan_id, result, taken_among, outdated_among)
+        self._group_scans.answered(now, scan_id, result, unwanted_among)
 
     def group_scan_failed(self, now: Instant, scan_id: int) -> None:
         """A group scan failed."""
